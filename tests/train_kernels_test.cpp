@@ -79,7 +79,7 @@ void add_parameter(StepPlan& plan, Element element) {
   Parameter parameter;
   parameter.name = "parameter";
   parameter.value = parameter.master = static_cast<TensorId>(plan.tensors.size());
-  parameter.elements = plan.arena_elements = 64;
+  parameter.elements = plan.arena_elements = plan.learned_end = 64;
   plan.tensors.push_back(
       {.name = parameter.name, .shape = {64}, .element = element, .role = Role::kParameter});
   plan.parameters.push_back(std::move(parameter));

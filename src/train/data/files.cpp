@@ -16,9 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// 0 or errno. Closes the file on every way.
-int write_and_close(int file, std::string_view bytes, bool sync) {
-  if (file < 0) return errno;
+// 0 or errno.
+int write_all(int file, std::string_view bytes) {
   int error = 0;
   while (error == 0 && !bytes.empty()) {
     const ssize_t written = ::write(file, bytes.data(), bytes.size());
@@ -30,10 +29,20 @@ int write_and_close(int file, std::string_view bytes, bool sync) {
       bytes.remove_prefix(static_cast<std::size_t>(written));
     }
   }
+  return error;
+}
+
+int close_file(int file, int error, bool sync) {
   // A full disk may show only when delayed blocks are laid out, and a network's only at the end.
   if (error == 0 && sync && ::fsync(file) != 0 && errno != EINVAL) error = errno;
   if (::close(file) != 0 && error == 0) error = errno;
   return error;
+}
+
+// Closes the file on every way.
+int write_and_close(int file, std::string_view bytes, bool sync) {
+  if (file < 0) return errno;
+  return close_file(file, write_all(file, bytes), sync);
 }
 
 }  // namespace
@@ -99,6 +108,50 @@ Status write_file(const fs::path& path, std::string_view bytes) {
   if (error == 0) return {};
   ::unlink(temporary.c_str());
   return write_error(path, error, bytes.size());
+}
+
+Result<PieceFile> PieceFile::create(const fs::path& path) {
+  PieceFile out;
+  out.path_ = path;
+  out.file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (out.file_ < 0) return out.failed(errno);
+  return out;
+}
+
+PieceFile& PieceFile::operator=(PieceFile&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(file_, other.file_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+PieceFile::~PieceFile() {
+  if (file_ < 0) return;
+  ::close(file_);
+  ::unlink(path_.c_str());
+}
+
+Status PieceFile::failed(int error) const {
+  return write_error(path_, error, bytes_);
+}
+
+Status PieceFile::append(std::string_view bytes) {
+  bytes_ += bytes.size();
+  const int error = write_all(file_, bytes);
+  return error == 0 ? Status() : failed(error);
+}
+
+Status PieceFile::replace(std::size_t offset, std::string_view bytes) {
+  const ssize_t written = ::pwrite(file_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+  if (written == static_cast<ssize_t>(bytes.size())) return {};
+  return failed(written < 0 ? errno : EIO);
+}
+
+Status PieceFile::finish() {
+  const int error = close_file(std::exchange(file_, -1), 0, /*sync=*/true);
+  if (error == 0) return {};
+  ::unlink(path_.c_str());
+  return failed(error);
 }
 
 void sync_folder(const std::filesystem::path& folder) {

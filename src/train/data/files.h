@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "flashlab/status.h"
 
@@ -27,6 +28,29 @@ bool replaceable(const std::filesystem::path& path);
 /// pipe is written to, never replaced; through a symbolic link the file it names is.
 /// Errors: kIoError (a full disk, no permission, an empty name).
 Status write_file(const std::filesystem::path& path, std::string_view bytes);
+
+/// A new file that is written piece by piece. What was not finished is gone.
+class PieceFile {
+ public:
+  PieceFile() = default;
+  /// Errors, of all calls: kIoError.
+  static Result<PieceFile> create(const std::filesystem::path& path);
+  PieceFile(PieceFile&& other) noexcept { *this = std::move(other); }
+  PieceFile& operator=(PieceFile&& other) noexcept;
+  ~PieceFile();
+
+  Status append(std::string_view bytes);
+  /// Over what was appended, from `offset` on.
+  Status replace(std::size_t offset, std::string_view bytes);
+  /// Synced and closed.
+  Status finish();
+
+ private:
+  Status failed(int error) const;
+  std::filesystem::path path_;
+  int file_ = -1;
+  std::size_t bytes_ = 0;
+};
 
 /// Syncs the folder's own entries, after a rename inside it.
 void sync_folder(const std::filesystem::path& folder);

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <vector>
 
 #include "base/json.h"
@@ -65,22 +66,38 @@ void each_part(const ParameterStore& store, StoreArena arena, const Visit& visit
   }
 }
 
-// Of one arena, as files hold them; `out` null: reads alone.
-Status collect(const ParameterStore& store, const ReadElements& read, StoreArena arena,
-               const std::string& prefix, StoredTensors* out) {
-  Status status;
-  std::vector<std::byte> bytes;
+// A tensor of a file, and where it lies in the store.
+struct Entry {
+  std::string name;
+  StoreArena arena;
+  const ParameterPart& part;
+  std::int64_t begin;
+};
+
+void add_entries(const ParameterStore& store, StoreArena arena, const std::string& prefix,
+                 std::vector<Entry>& out) {
   each_part(store, arena, [&](const ParameterPart& part, std::int64_t begin) {
-    if (!status.ok()) return;
-    const std::int64_t count = elements_of(part), element = size_of(store.element());
-    bytes.resize(static_cast<std::size_t>(count * element));
-    status = read(arena, begin, begin + count, bytes.data());
-    if (!status.ok() || out == nullptr) return;
-    StoredTensor tensor = {store.element(), file_shape(part), std::string(bytes.size(), '\0')};
-    copy_part({bytes.data(), element, part}, tensor.bytes.data(), true);
-    (*out)[prefix + part.name] = std::move(tensor);
+    out.push_back({prefix + part.name, arena, part, begin});
   });
-  return status;
+}
+
+// visit(entry, bytes as files hold them) of one after the other.
+template <class Visit>
+Status each_tensor(const ParameterStore& store, const ReadElements& read,
+                   const std::vector<Entry>& entries, const Visit& visit) {
+  std::vector<std::byte> bytes;
+  std::string file;
+  const std::int64_t size = size_of(store.element());
+  for (const Entry& each : entries) {
+    const std::int64_t count = elements_of(each.part);
+    bytes.resize(static_cast<std::size_t>(count * size));
+    file.resize(bytes.size());
+    const Status s = read(each.arena, each.begin, each.begin + count, bytes.data());
+    if (!s.ok()) return s;
+    copy_part({bytes.data(), size, each.part}, file.data(), true);
+    visit(each, file);
+  }
+  return {};
 }
 
 // Whether every number is finite: its exponent's bits are not all ones.
@@ -201,27 +218,49 @@ void remove_leftovers(const fs::path& folder, int keep) {
   for (const fs::path& path : unfinished) fs::remove_all(path, ignored);
 }
 
-struct Contents {
-  StoredTensors weights, moments;
-};
-
-// Everything before the first file is written: ranks that read along wait for nobody.
-Status read_contents(const ParameterStore& store, const ReadElements& read, Contents* out) {
-  StoredTensors* moments = out ? &out->moments : nullptr;
-  Status status = collect(store, read, StoreArena::kValues, "", out ? &out->weights : nullptr);
-  if (status.ok()) status = collect(store, read, StoreArena::kFirstMoments, kFirst, moments);
-  if (status.ok()) status = collect(store, read, StoreArena::kSecondMoments, kSecond, moments);
-  return status;
+// In the order of a file.
+std::vector<Entry> entries_of(const ParameterStore& store, bool moments) {
+  std::vector<Entry> out;
+  if (moments) {
+    add_entries(store, StoreArena::kFirstMoments, kFirst, out);
+    add_entries(store, StoreArena::kSecondMoments, kSecond, out);
+  } else {
+    add_entries(store, StoreArena::kValues, "", out);
+  }
+  std::vector<std::size_t> order(out.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::sort(order, {}, [&](std::size_t i) { return out[i].name; });
+  std::vector<Entry> sorted;
+  for (const std::size_t i : order) sorted.push_back(out[i]);
+  return sorted;
 }
 
-Status write_contents(const fs::path& at, const RunState& state, const Contents& contents) {
-  if (Status s = write_safetensors(at / "model.safetensors", contents.weights, {{"format", "pt"}});
-      !s.ok()) {
-    return s;
+// Tensor after tensor. What cannot be written is told by `failed`; all is read nevertheless,
+// because other ranks read along. Errors: those of `read`.
+Status write_tensors(const fs::path& file, const ParameterStore& store, const ReadElements& read,
+                     bool moments, Status& failed) {
+  const std::vector<Entry> entries = entries_of(store, moments);
+  StoredShapes shapes;
+  for (const Entry& each : entries) shapes[each.name] = {store.element(), file_shape(each.part)};
+  std::map<std::string, std::string> metadata;
+  if (!moments) metadata["format"] = "pt";
+  Result<SafetensorsWriter> writer = SafetensorsWriter();
+  if (failed.ok()) writer = SafetensorsWriter::create(file, std::move(shapes), metadata);
+  if (!writer.ok()) failed = writer.status();
+  const Status lost = each_tensor(store, read, entries, [&](const Entry&, std::string_view bytes) {
+    if (failed.ok()) failed = writer->add(bytes);
+  });
+  if (lost.ok() && failed.ok()) failed = writer->finish();
+  return lost;
+}
+
+Status write_contents(const fs::path& at, const RunState& state, const ParameterStore& store,
+                      const ReadElements& read, Status failed) {
+  for (const bool moments : {false, true}) {
+    const char* name = moments ? "optimizer.safetensors" : "model.safetensors";
+    if (Status s = write_tensors(at / name, store, read, moments, failed); !s.ok()) return s;
   }
-  if (Status s = write_safetensors(at / "optimizer.safetensors", contents.moments); !s.ok()) {
-    return s;
-  }
+  if (!failed.ok()) return failed;
   nlohmann::ordered_json json;
   json["step"] = state.step;
   json["model"] = base::read_json<nlohmann::ordered_json>(state.model.to_json());
@@ -247,7 +286,10 @@ StoredTensors stored(const ParameterStore& store, std::byte* arena) {
     std::copy_n(arena + begin * size, (end - begin) * size, to);
     return Status();
   };
-  static_cast<void>(collect(store, read, StoreArena::kValues, "", &out));
+  static_cast<void>(each_tensor(store, read, entries_of(store, /*moments=*/false),
+                                [&](const Entry& each, const std::string& bytes) {
+                                  out[each.name] = {store.element(), file_shape(each.part), bytes};
+                                }));
   return out;
 }
 
@@ -263,20 +305,18 @@ Status save_weights(const fs::path& file, const ParameterStore& store) {
 
 Status save_checkpoint(const fs::path& folder, const RunState& state, const ParameterStore& store,
                        int keep, const ReadElements& read) {
-  Contents contents;
-  if (Status s = read_contents(store, read ? read : own_elements(store), &contents); !s.ok()) {
-    return s;
-  }
   const fs::path unfinished = folder / fmt::format("saving-step-{}", state.step);
   const fs::path finished = folder / fmt::format("step-{}", state.step);
   std::error_code error;
   fs::remove_all(unfinished, error);
   fs::create_directories(unfinished, error);
+  Status made;
   if (error) {
     errno = error.value();
-    return io_error(unfinished, "created");
+    made = io_error(unfinished, "created");
   }
-  if (Status s = write_contents(unfinished, state, contents); !s.ok()) {
+  if (Status s = write_contents(unfinished, state, store, read ? read : own_elements(store), made);
+      !s.ok()) {
     fs::remove_all(unfinished, error);
     return s;
   }
@@ -293,7 +333,11 @@ Status save_checkpoint(const fs::path& folder, const RunState& state, const Para
 }
 
 Status read_checkpoint(const ParameterStore& store, const ReadElements& read) {
-  return read_contents(store, read, nullptr);
+  for (const bool moments : {false, true}) {
+    const Status s = each_tensor(store, read, entries_of(store, moments), [](const auto&...) {});
+    if (!s.ok()) return s;
+  }
+  return {};
 }
 
 Result<fs::path> find_checkpoint(const fs::path& path) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -31,57 +30,106 @@ Status damaged(const std::filesystem::path& path, std::string got, std::string e
   return Status::invalid({path.string(), std::move(got), std::move(expected), kRemedy});
 }
 
-// Of every name, type, shape and byte: one flipped bit changes it. Four chains of multiplications
-// run side by side, so that it costs what reading memory does.
-std::string digest_of(const StoredTensors& tensors) {
-  constexpr std::uint64_t kPrime = 0x9e3779b97f4a7c15ull;
-  std::array<std::uint64_t, 4> lanes = {1, 2, 3, 4};
-  const auto mix = [&](std::size_t lane, std::uint64_t word) {
-    lanes[lane] = std::rotl((lanes[lane] ^ word) * kPrime, 29);
-  };
-  const auto add = [&](std::string_view bytes) {
-    std::uint64_t words[4];
-    std::size_t at = 0;
-    for (; at + sizeof words <= bytes.size(); at += sizeof words) {
-      std::memcpy(words, bytes.data() + at, sizeof words);
-      for (std::size_t lane = 0; lane < 4; ++lane) mix(lane, words[lane]);
-    }
-    for (; at < bytes.size(); ++at) mix(0, static_cast<unsigned char>(bytes[at]));
-    mix(0, bytes.size());
-  };
+constexpr const char* kDigest = "flashlab_digest";
+
+// The header's JSON, with data on 8 bytes, as the format's own writer does. `bytes`: of all
+// tensors.
+std::string header_of(const StoredShapes& tensors,
+                      const std::map<std::string, std::string>& metadata, const std::string& digest,
+                      std::uint64_t& bytes) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  header["__metadata__"] = metadata;
+  header["__metadata__"][kDigest] = digest;
+  bytes = 0;
   for (const auto& [name, tensor] : tensors) {
-    add(name);
-    mix(1, static_cast<std::uint64_t>(tensor.element));
-    for (const std::int64_t extent : tensor.shape) mix(2, static_cast<std::uint64_t>(extent));
-    add(tensor.bytes);
+    const auto type = std::ranges::find(kTypeNames, tensor.element, &TypeName::element);
+    std::uint64_t size = static_cast<std::uint64_t>(size_of(tensor.element));
+    for (const std::int64_t extent : tensor.shape) size *= static_cast<std::uint64_t>(extent);
+    header[name] = {
+        {"dtype", type->name}, {"shape", tensor.shape}, {"data_offsets", {bytes, bytes + size}}};
+    bytes += size;
   }
-  for (std::size_t lane = 1; lane < 4; ++lane) mix(0, lanes[lane]);
-  return fmt::format("{:016x}", lanes[0]);
+  std::string text = base::json_text(header);
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  const std::uint64_t length = text.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
 }
 
-constexpr const char* kDigest = "flashlab_digest";
+std::string digest_of(const StoredTensors& tensors) {
+  StoredDigest digest;
+  for (const auto& [name, tensor] : tensors) {
+    digest.add(name, {tensor.element, tensor.shape}, tensor.bytes);
+  }
+  return digest.text();
+}
 
 }  // namespace
 
+// Four chains of multiplications run side by side, so that it costs what reading memory does.
+void StoredDigest::mix(std::size_t lane, std::uint64_t word) {
+  constexpr std::uint64_t kPrime = 0x9e3779b97f4a7c15ull;
+  lanes_[lane] = std::rotl((lanes_[lane] ^ word) * kPrime, 29);
+}
+
+void StoredDigest::add(std::string_view bytes) {
+  std::uint64_t words[4];
+  std::size_t at = 0;
+  for (; at + sizeof words <= bytes.size(); at += sizeof words) {
+    std::memcpy(words, bytes.data() + at, sizeof words);
+    for (std::size_t lane = 0; lane < 4; ++lane) mix(lane, words[lane]);
+  }
+  for (; at < bytes.size(); ++at) mix(0, static_cast<unsigned char>(bytes[at]));
+  mix(0, bytes.size());
+}
+
+void StoredDigest::add(std::string_view name, const StoredShape& shape, std::string_view bytes) {
+  add(name);
+  mix(1, static_cast<std::uint64_t>(shape.element));
+  for (const std::int64_t extent : shape.shape) mix(2, static_cast<std::uint64_t>(extent));
+  add(bytes);
+}
+
+std::string StoredDigest::text() const {
+  StoredDigest out = *this;
+  for (std::size_t lane = 1; lane < 4; ++lane) out.mix(0, lanes_[lane]);
+  return fmt::format("{:016x}", out.lanes_[0]);
+}
+
+Result<SafetensorsWriter> SafetensorsWriter::create(
+    const std::filesystem::path& path, StoredShapes tensors,
+    const std::map<std::string, std::string>& metadata) {
+  const std::string unknown(16, '0');
+  SafetensorsWriter out;
+  std::uint64_t bytes = 0;
+  const std::string header = header_of(tensors, metadata, unknown, bytes);
+  out.digest_at_ = header.find(unknown, header.find(kDigest));
+  out.tensors_ = std::move(tensors);
+  out.next_ = out.tensors_.begin();
+  Result<PieceFile> file = PieceFile::create(path);
+  if (!file.ok()) return file.status();
+  out.file_ = std::move(*file);
+  if (Status s = out.file_.append(header); !s.ok()) return s;
+  return out;
+}
+
+Status SafetensorsWriter::add(std::string_view bytes) {
+  digest_.add(next_->first, next_->second, bytes);
+  ++next_;
+  return file_.append(bytes);
+}
+
+Status SafetensorsWriter::finish() {
+  if (Status s = file_.replace(digest_at_, digest_.text()); !s.ok()) return s;
+  return file_.finish();
+}
+
 Status write_safetensors(const std::filesystem::path& path, const StoredTensors& tensors,
                          const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  header["__metadata__"] = metadata;
-  header["__metadata__"][kDigest] = digest_of(tensors);
-  std::uint64_t offset = 0;
-  for (const auto& [name, tensor] : tensors) {
-    const auto type = std::ranges::find(kTypeNames, tensor.element, &TypeName::element);
-    header[name] = {{"dtype", type->name},
-                    {"shape", tensor.shape},
-                    {"data_offsets", {offset, offset + tensor.bytes.size()}}};
-    offset += tensor.bytes.size();
-  }
-  std::string text = base::json_text(header);
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // data on 8 bytes, as the format's own writer does
-  const std::uint64_t length = text.size();
-  std::string out(reinterpret_cast<const char*>(&length), sizeof length);
-  out.reserve(sizeof length + text.size() + offset);
-  out += text;
+  StoredShapes shapes;
+  for (const auto& [name, tensor] : tensors) shapes[name] = {tensor.element, tensor.shape};
+  std::uint64_t bytes = 0;
+  std::string out = header_of(shapes, metadata, digest_of(tensors), bytes);
+  out.reserve(out.size() + bytes);
   for (const auto& [name, tensor] : tensors) out += tensor.bytes;
   return write_file(path, out);
 }

@@ -77,6 +77,25 @@ class Training(unittest.TestCase):
             self.assertIn(f"2 ranks, {mode}", said)
             self.assertIn("2 shares", said)
 
+    def test_bf16_on_the_wire_is_the_same_in_every_mode(self):
+        self.train("exact", 2)
+        modes = (["bucket", "--bucket", "4KB"], ["naive"], ["sharded"], ["zero2"], ["fsdp"])
+        for mode in modes:
+            said = self.train(mode[0], 2, "--wire", "bf16", "--accumulate", "2", "--reduce-every",
+                              "micro-batch", "--parallel", *mode)
+            self.assertIn("bf16 on the wire", said)
+            self.assert_same_run(mode[0], "bucket")
+        self.train("rounded", 2, "--wire", "bf16")
+        exact, rounded = log_of(self.path("exact")), log_of(self.path("rounded"))
+        self.assertNotEqual(exact, rounded)
+        for a, b in zip(exact, rounded):
+            if "loss" in a:
+                self.assertAlmostEqual(a["loss"], b["loss"], 3)
+        got = launch(2, *SMALL, "--output", self.path("bad"), "--wire", "bf16", "--parallel",
+                     "zero1")
+        self.assertEqual(got.returncode, 2)
+        self.assertIn("wire: got bf16 with zero1", got.stderr)
+
     def test_a_run_goes_on_with_any_number_of_ranks(self):
         flags = ["--shares", "4", "--accumulate", "2", "--precision", "fp64"]
         self.train("by-step", 2, *flags)
@@ -213,6 +232,33 @@ class Training(unittest.TestCase):
             self.assertEqual(got.stderr.count("\n"), 1, got.stderr)
             self.assertLess(time.monotonic() - begin, 10)
         self.assertFalse(os.path.exists(self.path("bad")))
+
+
+class Explain(unittest.TestCase):
+    def test_a_step_of_several_ranks(self):
+        def explained(*flags):
+            got = run("explain", "step", "--size", "small", "--context", "128", "--json", "-",
+                      *flags)
+            self.assertEqual(got.returncode, 0, got.stderr)
+            return json.loads(got.stdout)
+        one, four = explained("--precision", "fp32"), explained("--parallel", "fsdp", "--ranks",
+                                                                "4")
+        self.assertIn("4 ranks, fsdp", four["title"])
+        for role in ("parameter", "optimizer state"):
+            self.assertAlmostEqual(four["peak"]["roles"][role] / one["peak"]["roles"][role], 0.25,
+                                   2)
+        self.assertGreater(four["peak"]["roles"]["communication"], 0)
+        got = run("explain", "step", "--ranks", "4")
+        self.assertEqual(got.returncode, 2)
+        self.assertIn("--ranks is about --parallel", got.stderr)
+
+    def test_fit_knows_the_mode(self):
+        def groups(*flags):
+            got = run("explain", "step", "--size", "small", "--batch", "16", "--fit=4GB",
+                      "--parallel", *flags)
+            self.assertEqual(got.returncode, 0, got.stderr)
+            return re.search("keeps +(.*)", got.stdout).group(1)
+        self.assertNotEqual(groups("naive"), groups("fsdp"))
 
 
 class Bench(unittest.TestCase):

@@ -36,7 +36,8 @@ std::vector<train::ParallelOptions> parallel_modes_of(const Arguments& arguments
   std::vector<train::ParallelOptions> out;
   for (const std::string& name : names) {
     out.push_back({*train::parse_parallel_mode(name),
-                   bucket == "all" ? INT64_MAX : parse_bytes("--bucket", bucket)});
+                   bucket == "all" ? INT64_MAX : parse_bytes("--bucket", bucket),
+                   arguments.value("--wire") == "bf16"});
   }
   return out;
 }

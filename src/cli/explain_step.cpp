@@ -48,6 +48,7 @@ std::int64_t usable_bytes(const DeviceSize& device) {
 struct Explained {
   train::ModelConfig model;
   train::StepOptions options;
+  train::ParallelOptions parallel;
   train::StepPlan plan;
   train::MemoryPlan memory;
   std::string groups{};  ///< of checkpointing, in words
@@ -65,17 +66,18 @@ double all_flops(const train::StepPlan& plan) {
   return plan.flops(Phase::kForward) + plan.flops(Phase::kBackward) + plan.flops(Phase::kOptimizer);
 }
 
-Explained make(const train::ModelConfig& model, const train::StepOptions& options) {
-  Result<train::StepPlan> plan = train::build_step(model, options);
+Explained make(const train::ModelConfig& model, const train::StepOptions& options,
+               const train::ParallelOptions& parallel) {
+  Result<train::StepPlan> plan = train::build_parallel_step(model, options, parallel);
   if (!plan.ok()) fail_usage("--" + plan.status().message());
   train::MemoryPlan memory = train::plan_memory(*plan);
-  return {model, options, std::move(*plan), std::move(memory)};
+  return {model, options, parallel, std::move(*plan), std::move(memory)};
 }
 
 Explained explained_of(const Arguments& arguments) {
   // A context beyond the model's own is asked of the model, too.
   const StepRequest asked = step_request_of(arguments, "small");
-  Explained out = make(asked.model, asked.options);
+  Explained out = make(asked.model, asked.options, asked.parallel);
   out.groups = asked.groups;
   return out;
 }
@@ -101,7 +103,8 @@ void print_peak_row(const Explained& e, const std::string& name, const train::Pe
   if (peak.operation < 0) return;
   std::string row = fmt::format("    {:<11}{:>10}", name, format_bytes(peak.total()));
   for (const Role role : {Role::kParameter, Role::kGradient, Role::kOptimizerState,
-                          Role::kSavedActivation, Role::kTemporary}) {
+                          Role::kSavedActivation, Role::kCommunication, Role::kTemporary}) {
+    if (role == Role::kCommunication && e.options.ranks == 1) continue;
     row += pad_left(format_bytes(peak.bytes[static_cast<std::size_t>(role)]), 11);
   }
   const auto& operation = e.plan.operations[static_cast<std::size_t>(peak.operation)];
@@ -139,8 +142,9 @@ void print_memory(const Explained& e) {
   print_line(fmt::format("  memory   peak {} · arena of activations {} · on the device {}",
                          format_bytes(e.memory.peak.total()), format_bytes(e.memory.arena_bytes),
                          format_bytes(e.memory.device_bytes())));
-  print_line(fmt::format("    {:<11}{:>10}{:>11}{:>11}{:>11}{:>11}{:>11}  at", "phase", "peak",
-                         "parameters", "gradients", "optimizer", "saved", "temporary"));
+  const char* exchanged = e.options.ranks > 1 ? "  exchanged" : "";
+  print_line(fmt::format("    {:<11}{:>10}{:>11}{:>11}{:>11}{:>11}{}{:>11}  at", "phase", "peak",
+                         "parameters", "gradients", "optimizer", "saved", exchanged, "temporary"));
   for (int phase = 0; phase < train::kPhases; ++phase) {
     print_peak_row(e, train::to_string(static_cast<Phase>(phase)),
                    e.memory.phase_peaks[static_cast<std::size_t>(phase)]);
@@ -151,7 +155,8 @@ void print_memory(const Explained& e) {
 // What would make it fit, where something does.
 std::string remedy(const Explained& e, const DeviceSize& device) {
   if (e.options.mode == train::StepMode::kForward || !e.options.checkpoint.empty()) return {};
-  const Result<train::Fit> fit = train::fit_step(e.model, e.options, usable_bytes(device));
+  const Result<train::Fit> fit =
+      train::fit_step(e.model, e.options, usable_bytes(device), builder_of(e.parallel));
   if (!fit.ok()) return "; no checkpointing makes it fit";
   return fmt::format("; --checkpoint {} needs {} and {:.1f}% more FLOPs", fit->checkpoint,
                      format_bytes(fit->device_bytes),

@@ -12,6 +12,9 @@ Words machine_choices() {
 Words parallel_choices() {
   return {"naive", "flat", "overlap", "bucket", "ddp", "sharded", "zero1", "zero2", "fsdp"};
 }
+Words wire_choices() {
+  return {"fp32", "bf16"};
+}
 Words transport_choices() {
   return {"shared", "mpi"};
 }
@@ -34,6 +37,11 @@ std::vector<FlagSpec> flags_of_ranks() {
        "(and keeps no others), fsdp (nor values of other parameters) "
        "(default bucket)",
        parallel_choices},
+      {"--parallel", "", "MODE", kValue, kExplainStep, kRanks,
+       "one of --ranks N ranks in this mode of train --parallel: its list and its memory",
+       parallel_choices},
+      {"--ranks", "", "N", kValue, kExplainStep, kRanks,
+       "of --parallel; --batch is of all of them (default 2)"},
       {"--parallel", "", "MODE[,MODE]", kList, kBenchParallel, kRanks,
        "modes of train --parallel (default: all)", parallel_choices},
       {"--size", "", "NAME", kValue, kBenchParallel, kModel, "a model as of train (default tiny)"},
@@ -47,8 +55,13 @@ std::vector<FlagSpec> flags_of_ranks() {
       {"--json", "", "FILE", kFile, kBenchParallel, kResults,
        "the rows by the schema flashlab.bench-parallel/1; - is stdout, and nothing else goes "
        "there"},
-      {"--bucket", "", "BYTES", kValue, kTrain | kBenchParallel, kRanks,
+      {"--bucket", "", "BYTES", kValue, kTrain | kBenchParallel | kExplainStep, kRanks,
        "gradients that are added together, 1KB to all (default 25MB)"},
+      {"--wire", "", "TYPE", kValue, kTrain | kBenchParallel | kExplainStep, kRanks,
+       "how gradients travel: fp32 (as they are), bf16 (rounded, and their fp32 sums once more: "
+       "half "
+       "the bytes, the bits no longer one rank's) (default fp32)",
+       wire_choices},
       {"--transport", "", "NAME", kValue, kTrain | kCheckParallel | kBenchParallel, kRanks,
        "who carries the bytes: shared (memory of one host), mpi (under mpirun) (default shared)",
        transport_choices},

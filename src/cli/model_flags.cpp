@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -9,11 +10,12 @@
 #include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/idle_flags.h"
+#include "cli/ranks.h"
 #include "cli/values.h"
+#include "dist/start/world.h"
 #include "lab/lab.h"
 #include "train/data/files.h"
 #include "train/plan/recompute.h"
-#include "train/step/fit.h"
 
 namespace flashlab::cli {
 
@@ -89,8 +91,15 @@ bool plans_for_gpu(const Arguments& arguments, train::Precision precision) {
 
 }  // namespace
 
+train::BuildStep builder_of(const train::ParallelOptions& parallel) {
+  return [parallel](const train::ModelConfig& model, const train::StepOptions& options) {
+    return train::build_parallel_step(model, options, parallel);
+  };
+}
+
 std::string checkpoint_of(const Arguments& arguments, const train::ModelConfig& model,
-                          const train::StepOptions& options) {
+                          const train::StepOptions& options,
+                          const train::ParallelOptions& parallel) {
   const std::string given = arguments.value("--checkpoint").value_or("");
   if (!given.empty()) {
     const auto groups = train::parse_checkpoint(given, model.layers);
@@ -102,11 +111,31 @@ std::string checkpoint_of(const Arguments& arguments, const train::ModelConfig& 
   const std::int64_t limit =
       fit->empty() ? lab::available_memory_bytes() / 20 * 19 : parse_bytes("--fit", *fit);
   train::StepOptions planned = options;
-  planned.gpu = plans_for_gpu(arguments, options.precision);
-  const Result<train::Fit> found = train::fit_step(model, planned, limit);
+  planned.gpu = options.ranks == 1 && plans_for_gpu(arguments, options.precision);
+  const Result<train::Fit> found = train::fit_step(model, planned, limit, builder_of(parallel));
   if (!found.ok()) fail_usage("--" + found.status().message());
   return found->checkpoint;
 }
+
+namespace {
+
+// --parallel of explain step: the batch is of all ranks together. Lists of several ranks are those
+// of CPUs.
+void take_ranks(const Arguments& arguments, StepRequest& out) {
+  if (!arguments.has("--parallel")) {
+    for (const char* flag : {"--ranks", "--bucket", "--wire"}) {
+      if (!arguments.has(flag)) continue;
+      fail_usage(fmt::format("{0} is about --parallel; give both: --parallel fsdp {0} ...", flag));
+    }
+    return;
+  }
+  out.parallel = parallel_options(arguments);
+  out.options.ranks = static_cast<int>(whole(arguments, "--ranks", 2, 2, 1024));
+  out.options.shares = out.options.ranks;
+  out.options.gpu = false;
+}
+
+}  // namespace
 
 StepRequest step_request_of(const Arguments& arguments, const char* fallback) {
   StepRequest out;
@@ -129,7 +158,8 @@ StepRequest step_request_of(const Arguments& arguments, const char* fallback) {
                      : mode == "backward" ? train::StepMode::kBackward
                                           : train::StepMode::kFull;
   out.options.fused = arguments.value("--operators").value_or("fused") == "fused";
-  out.groups = checkpoint_of(arguments, out.model, out.options);
+  take_ranks(arguments, out);
+  out.groups = checkpoint_of(arguments, out.model, out.options, out.parallel);
   if (!out.groups.empty()) {
     out.options.checkpoint = *train::parse_checkpoint(out.groups, out.model.layers);
   }
@@ -199,7 +229,11 @@ train::TrainConfig train_config_of(const Arguments& arguments) {
   }
   if (arguments.has("--checkpoint") || arguments.has("--fit")) {
     out.checkpoint.clear();
-    out.checkpoint = checkpoint_of(arguments, out.model, out.step_options());
+    train::StepOptions options = out.step_options();
+    const Result<dist::World> world = dist::world_of();
+    options.ranks = world.ok() ? world->size : 1;
+    options.shares = std::max<std::int64_t>(options.shares, options.ranks);
+    out.checkpoint = checkpoint_of(arguments, out.model, options, parallel_options(arguments));
   }
   const double kept = out.minimum_learning_rate / out.learning_rate;
   out.learning_rate = real(arguments, "--learning-rate", out.learning_rate);

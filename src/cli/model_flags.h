@@ -9,8 +9,10 @@
 #include "cli/flags.h"
 #include "flashlab/context.h"
 #include "train/model/config.h"
+#include "train/parallel/data_parallel.h"
 #include "train/plan/step_plan.h"
 #include "train/run/train_config.h"
+#include "train/step/fit.h"
 
 namespace flashlab::cli {
 
@@ -34,14 +36,18 @@ train::TrainConfig train_config_of(const Arguments& arguments);
 struct StepRequest {
   train::ModelConfig model;
   train::StepOptions options;
-  std::string groups;
+  train::ParallelOptions parallel{};  ///< of several ranks
+  std::string groups{};
 };
 StepRequest step_request_of(const Arguments& arguments, const char* fallback);
 
 /// --checkpoint, or what --fit finds for `options` within its bytes (bare: what this machine has
 /// left). Throws Failure: no such groups, nothing that fits.
 std::string checkpoint_of(const Arguments& arguments, const train::ModelConfig& model,
-                          const train::StepOptions& options);
+                          const train::StepOptions& options,
+                          const train::ParallelOptions& parallel);
+/// build_parallel_step of the mode, as fit_step wants it.
+train::BuildStep builder_of(const train::ParallelOptions& parallel);
 
 /// Whether a step's planned memory is there: asked before anything is drawn or made. What is not is
 /// the input's fault: exit code 2.

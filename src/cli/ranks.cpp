@@ -19,23 +19,6 @@ std::int64_t timeout_of(const Arguments& arguments, std::int64_t usual) {
   return whole(arguments, "--timeout", usual, 1, 1'000'000);
 }
 
-train::ParallelOptions parallel_options(const Arguments& arguments) {
-  train::ParallelOptions out;
-  if (const auto name = arguments.value("--parallel")) {
-    out.mode = train::parse_parallel_mode(*name).value_or(out.mode);
-  }
-  if (const auto bucket = arguments.value("--bucket")) {
-    if (!has_buckets(out.mode)) {
-      fail_usage(
-          fmt::format("--bucket beside --parallel {}, which has none; leave one of the two "
-                      "away",
-                      to_string(out.mode)));
-    }
-    out.bucket_bytes = *bucket == "all" ? INT64_MAX : parse_bytes("--bucket", *bucket);
-  }
-  return out;
-}
-
 TrainingRanks joined(const dist::World& world, const Arguments& arguments, std::int64_t timeout_s) {
   TrainingRanks out;
   out.ranks.first_timeout_s = static_cast<double>(timeout_s);
@@ -54,11 +37,29 @@ TrainingRanks joined(const dist::World& world, const Arguments& arguments, std::
 
 }  // namespace
 
+train::ParallelOptions parallel_options(const Arguments& arguments) {
+  train::ParallelOptions out;
+  if (const auto name = arguments.value("--parallel")) {
+    out.mode = train::parse_parallel_mode(*name).value_or(out.mode);
+  }
+  out.bf16_wire = arguments.value("--wire") == "bf16";
+  if (const auto bucket = arguments.value("--bucket")) {
+    if (!has_buckets(out.mode)) {
+      fail_usage(
+          fmt::format("--bucket beside --parallel {}, which has none; leave one of the two "
+                      "away",
+                      to_string(out.mode)));
+    }
+    out.bucket_bytes = *bucket == "all" ? INT64_MAX : parse_bytes("--bucket", *bucket);
+  }
+  return out;
+}
+
 TrainingRanks training_ranks(const Arguments& arguments) {
   const Result<dist::World> world = dist::world_of();
   if (!world.ok()) fail(world.status());
   if (world->alone()) {
-    for (const char* flag : {"--parallel", "--bucket", "--transport", "--timeout"}) {
+    for (const char* flag : {"--parallel", "--bucket", "--wire", "--transport", "--timeout"}) {
       if (!arguments.has(flag)) continue;
       fail_usage(
           fmt::format("{} is about several ranks, and this process is alone; start them "

@@ -20,6 +20,9 @@ TrainingRanks training_ranks(const Arguments& arguments);
 /// The same where the modes are several, or none.
 TrainingRanks ranks_of(const Arguments& arguments);
 
+/// --parallel and --bucket. Throws Failure where they do not go together.
+train::ParallelOptions parallel_options(const Arguments& arguments);
+
 /// Fails by `status`, in the words of whoever is to tell of it.
 [[noreturn]] void fail_among(const train::Ranks& ranks, const Status& status);
 

@@ -143,6 +143,7 @@ std::string ranks_words(const train::TrainConfig& config, const train::Ranks& ra
                                  : " of " + lab::format_bytes(static_cast<double>(bucket));
     }
   }
+  if (ranks.parallel.bf16_wire) out += ", bf16 on the wire";
   return config.shares > 1 ? out + fmt::format(" · {} shares", config.shares) : out;
 }
 
@@ -180,10 +181,11 @@ std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const C
   const auto admits = [&](const train::StepPlan& plan) { return admit_step(context, plan); };
   if (const auto folder = arguments.value("--resume")) {
     for (const FlagSpec* flag : flags_of(kTrain)) {
-      const bool allowed =
-          flag->name == "--resume" || flag->name == "--threads" || flag->name == "--cpu-isa" ||
-          flag->name == "--device" || flag->name == "--parallel" || flag->name == "--bucket" ||
-          flag->name == "--transport" || flag->name == "--timeout" || flag->name == "--help";
+      const bool allowed = flag->name == "--resume" || flag->name == "--threads" ||
+                           flag->name == "--cpu-isa" || flag->name == "--device" ||
+                           flag->name == "--parallel" || flag->name == "--bucket" ||
+                           flag->name == "--wire" || flag->name == "--transport" ||
+                           flag->name == "--timeout" || flag->name == "--help";
       if (!allowed && arguments.has(flag->name)) {
         fail_usage(
             fmt::format("{} stands beside --resume; a resumed run keeps the configuration "

@@ -62,6 +62,57 @@ Operation all_reduce(const StepPlan& plan, const Bucket& bucket) {
   return out;
 }
 
+// `sum` becomes one of a bf16 copy, which the list makes first. Returns what takes the sums back.
+std::vector<Operation> send_rounded(StepPlan& plan, const Bucket& bucket, Operation& sum,
+                                    std::vector<Operation>& list) {
+  const Parameter &first = plan.parameters[bucket.first], &last = plan.parameters[bucket.last];
+  const std::int64_t begin = first.offset, elements = last.offset + last.elements - begin;
+  plan.tensors.push_back(
+      {"sent " + sum.name, {elements}, Element::kBf16, Role::kCommunication, -1});
+  const auto sent = static_cast<TensorId>(plan.tensors.size() - 1);
+  std::vector<Operation> back;
+  for (std::size_t i = bucket.first; i <= bucket.last; ++i) {
+    const Parameter& parameter = plan.parameters[i];
+    PlanTensor view = plan.tensor(parameter.gradient);
+    view = {view.name,  view.shape, Element::kBf16,          Role::kCommunication,
+            view.layer, sent,       parameter.offset - begin};
+    plan.tensors.push_back(view);
+    const Operand wide = {Slot::kA, parameter.gradient};
+    const Operand narrow = {Slot::kY, static_cast<TensorId>(plan.tensors.size() - 1)};
+    const std::int64_t rows = view.shape.size() > 1 ? view.shape[0] : 1;
+    Operation copy;
+    copy.name = fmt::format("round d {}{}", parameter.name, bucket.place);
+    copy.kind = OperationKind::kPointwise;
+    copy.operation_class = OperationClass::kCopy;
+    copy.phase = Phase::kBackward;
+    copy.inputs = {wide};
+    copy.outputs = {narrow};
+    copy.attributes = PointwiseAttributes{
+        .function = Pointwise::kCopy, .rows = rows, .width = parameter.elements / rows};
+    list.push_back(copy);
+    copy.name = fmt::format("take d {}{}", parameter.name, bucket.place);
+    copy.inputs = {{Slot::kA, narrow.tensor}};
+    copy.outputs = {{Slot::kY, wide.tensor}};
+    back.push_back(std::move(copy));
+  }
+  sum.inputs = sum.outputs = {{Slot::kGradient, sent}};
+  sum.attributes = CollectiveAttributes{};
+  return back;
+}
+
+Status check_wire(const StepPlan& plan, const ParallelOptions& options) {
+  if (!options.bf16_wire) return {};
+  if (options.mode == ParallelMode::kZero1) {
+    return Status::unsupported({"wire", "bf16 with zero1",
+                                "a mode that adds by parameters or layers",
+                                "--parallel zero2 or fsdp sends as few bytes"});
+  }
+  const Element gradient = plan.tensor(plan.parameters.front().gradient).element;
+  if (gradient == Element::kFp32) return {};
+  return Status::invalid({"wire", fmt::format("bf16 for gradients of {}", to_string(gradient)),
+                          "gradients of fp32", "leave --wire out"});
+}
+
 void add_gradients(StepPlan& plan, const ParallelOptions& options) {
   const std::vector<Stretch> stretches = stretches_of(plan, optimizer_of(plan));
   std::vector<Bucket> buckets;
@@ -74,17 +125,30 @@ void add_gradients(StepPlan& plan, const ParallelOptions& options) {
   const bool scatter = options.mode == ParallelMode::kZero1;
   // A tied weight's writer may come late: what is ready first is sent first.
   std::ranges::stable_sort(buckets, {}, &Bucket::after);
-  std::vector<Operation> list;
+  std::vector<Operation> list, taken;
+  const auto take = [&] {
+    std::move(taken.begin(), taken.end(), std::back_inserter(list));
+    taken.clear();
+  };
   auto next = buckets.begin();
-  for (int i = 0; i < static_cast<int>(plan.operations.size()); ++i) {
-    list.push_back(std::move(plan.operations[static_cast<std::size_t>(i)]));
+  std::vector<Operation> before = std::move(plan.operations);
+  for (int i = 0; i < static_cast<int>(before.size()); ++i) {
+    list.push_back(std::move(before[static_cast<std::size_t>(i)]));
     for (; next != buckets.end() && next->after == i; ++next) {
-      list.push_back(all_reduce(plan, *next));
-      if (!scatter) continue;
-      list.back().name = "reduce-scatter gradients" + next->place;
-      list.back().kind = OperationKind::kReduceScatter;
-      list.back().attributes = CollectiveAttributes{0, plan.learned_end};
+      Operation sum = all_reduce(plan, *next);
+      if (scatter) {
+        sum.name = "reduce-scatter gradients" + next->place;
+        sum.kind = OperationKind::kReduceScatter;
+        sum.attributes = CollectiveAttributes{0, plan.learned_end};
+      }
+      std::vector<Operation> back;
+      if (options.bf16_wire) back = send_rounded(plan, *next, sum, list);
+      take();
+      list.push_back(std::move(sum));
+      taken = std::move(back);
     }
+    const auto ends = [&](const Stretch& stretch) { return stretch.last == i; };
+    if (std::ranges::any_of(stretches, ends)) take();
   }
   plan.operations = std::move(list);
 }
@@ -165,9 +229,12 @@ Result<StepPlan> build_parallel_step(const ModelConfig& model, const StepOptions
   const bool learns = options.mode == StepMode::kBackward || options.mode == StepMode::kFull;
   const bool steps = options.mode == StepMode::kFull;
   const double decay = options.optimizer.weight_decay;
+  if (learns) {
+    if (Status s = check_wire(*plan, parallel); !s.ok()) return s;
+  }
   if (deals_out_units(parallel.mode)) {
     Units units(*plan, options.ranks, options.rank);
-    if (learns) units.scatter_gradients();
+    if (learns) units.scatter_gradients(parallel.bf16_wire);
     if (parallel.mode == ParallelMode::kFsdp) units.gather_values();
     if (steps) units.split_optimizer(decay);
   } else {

@@ -55,6 +55,9 @@ inline bool runs_beside(ParallelMode mode) noexcept {
 struct ParallelOptions {
   ParallelMode mode = ParallelMode::kBucket;
   std::int64_t bucket_bytes = 25'000'000;  ///< a bucket is closed when it has so many
+  /// Gradients of fp32 are rounded to bf16 before they are sent, and their sums, which are fp32's,
+  /// once more. The bits are the same in all modes, and not one rank's.
+  bool bf16_wire = false;
 };
 
 /// build_step's list with the collectives of StepOptions::ranks, gradients' in place: a bucket is a

@@ -170,37 +170,58 @@ Units::Sum Units::begin_sum(const Unit& unit, std::size_t stretch) {
   return out;
 }
 
-// What earlier stretches have left is added when the next unit is sent: then it has come.
+Operation Units::copy_of_part(std::string name, int layer, TensorId from, TensorId to) const {
+  Operation out;
+  out.name = std::move(name);
+  out.kind = OperationKind::kPointwise;
+  out.operation_class = OperationClass::kCopy;
+  out.phase = Phase::kBackward;
+  out.layer = layer;
+  out.inputs = {{Slot::kA, from}};
+  out.outputs = {{Slot::kY, to}};
+  out.attributes = rows_of_part(Pointwise::kCopy, plan_.tensor(from).elements());
+  return out;
+}
+
+// What does not come to its place at once is taken there when the next unit is sent: then it is
+// here.
 void Units::end_sum(const Sum& sum, std::size_t stretch, std::vector<Operation>& list) {
   const Unit& unit = units_[sum.unit];
   const TensorId kept = plan_.owned[sum.unit].gradient;
-  const Element element = plan_.tensor(kept).element;
-  const TensorId to =
-      stretch == 0 ? kept : part_tensor(unit, "sum of d", element, Role::kCommunication);
+  const int layer = plan_.tensor(kept).layer;
+  const Element element = bf16_wire_ ? Element::kBf16 : plan_.tensor(kept).element;
+  const std::string which = stretch == 0 ? "" : fmt::format(" of micro-batch {}", stretch + 1);
+  TensorId from = sum.whole, to = kept;
+  if (bf16_wire_) {
+    from = add_tensor({fmt::format("sent d {}", unit.name),
+                       {unit.part * ranks_},
+                       element,
+                       Role::kCommunication,
+                       layer});
+    list.push_back(
+        copy_of_part(fmt::format("round d {}{}", unit.name, which), layer, sum.whole, from));
+  }
+  if (bf16_wire_ || stretch > 0) to = part_tensor(unit, "sum of d", element, Role::kCommunication);
   add_pending(list);
   Operation out;
-  out.name = fmt::format("reduce-scatter d {}", unit.name);
-  if (stretch > 0) out.name += fmt::format(" of micro-batch {}", stretch + 1);
+  out.name = fmt::format("reduce-scatter d {}{}", unit.name, which);
   out.kind = OperationKind::kReduceScatter;
   out.operation_class = OperationClass::kCommunication;
   out.phase = Phase::kBackward;
-  out.layer = plan_.tensor(kept).layer;
-  out.inputs = {{Slot::kGradient, sum.whole}};
+  out.layer = layer;
+  out.inputs = {{Slot::kGradient, from}};
   out.outputs = {{Slot::kGradient, to}};
   out.attributes = CollectiveAttributes{};
-  list.push_back(out);
-  if (stretch == 0) return;
-  Operation add;
-  add.name = fmt::format("add d {} of micro-batch {}", unit.name, stretch + 1);
-  add.kind = OperationKind::kPointwise;
-  add.operation_class = OperationClass::kElementwise;
-  add.phase = Phase::kBackward;
-  add.layer = out.layer;
-  add.inputs = {{Slot::kA, kept}, {Slot::kB, to}};
-  add.outputs = {{Slot::kY, kept}};
-  add.attributes = rows_of_part(Pointwise::kAdd, unit.part);
-  add.flops = static_cast<double>(unit.part);
-  pending_.push_back(std::move(add));
+  list.push_back(std::move(out));
+  if (to == kept) return;
+  Operation take = copy_of_part(fmt::format("take d {}{}", unit.name, which), layer, to, kept);
+  if (stretch > 0) {
+    take.operation_class = OperationClass::kElementwise;
+    take.inputs = {{Slot::kA, kept}, {Slot::kB, to}};
+    take.attributes = rows_of_part(Pointwise::kAdd, unit.part);
+    take.flops = static_cast<double>(unit.part);
+  }
+  pending_.push_back(std::move(take));
 }
 
 void Units::add_pending(std::vector<Operation>& list) {
@@ -212,7 +233,8 @@ std::size_t Units::learned_units() const {
   return static_cast<std::size_t>(std::ranges::count(units_, false, &Unit::frozen));
 }
 
-void Units::scatter_gradients() {
+void Units::scatter_gradients(bool bf16_wire) {
+  bf16_wire_ = bf16_wire;
   const int optimizer = optimizer_of(plan_);
   const std::vector<Stretch> stretches = stretches_of(plan_, optimizer);
   plan_.owned_gradients = true;

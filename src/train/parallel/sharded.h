@@ -30,7 +30,7 @@ class Units {
 
   /// Gradients of a unit are a tensor of their own until ranks have added them: each keeps its
   /// part.
-  void scatter_gradients();
+  void scatter_gradients(bool bf16_wire);
   /// Values of which each rank has its part alone: a unit is gathered, in the type that is computed
   /// with, at most two units before it is read, is dropped after its last reader, and is gathered
   /// again where another one comes.
@@ -56,6 +56,7 @@ class Units {
   TensorId part_tensor(const Unit& unit, const char* what, Element element, Role role);
   Sum begin_sum(const Unit& unit, std::size_t stretch);
   void end_sum(const Sum& sum, std::size_t stretch, std::vector<Operation>& list);
+  Operation copy_of_part(std::string name, int layer, TensorId from, TensorId to) const;
   void add_pending(std::vector<Operation>& list);
   void gather_new_values(std::vector<Operation>& list) const;
   void gather_one(const Unit& unit, std::size_t episode, const Operation& before,
@@ -63,6 +64,7 @@ class Units {
 
   StepPlan& plan_;
   int ranks_, rank_;
+  bool bf16_wire_ = false;
   std::vector<Unit> units_;
   std::vector<Operation> pending_;  ///< additions of what is still on its way
 };

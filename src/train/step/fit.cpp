@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "train/plan/memory_plan.h"
 #include "train/plan/recompute.h"
@@ -14,8 +15,9 @@ namespace {
 
 class Search {
  public:
-  Search(const ModelConfig& model, const StepOptions& options, std::int64_t limit_bytes)
-      : model_(model), options_(options), limit_bytes_(limit_bytes) {}
+  Search(const ModelConfig& model, const StepOptions& options, std::int64_t limit_bytes,
+         BuildStep build)
+      : model_(model), options_(options), limit_bytes_(limit_bytes), build_(std::move(build)) {}
 
   Result<Fit> run() {
     if (const std::optional<Fit> kept = attempt("")) return *kept;
@@ -63,7 +65,7 @@ class Search {
   std::optional<Fit> attempt(const std::string& checkpoint) {
     options_.checkpoint.clear();
     if (!checkpoint.empty()) options_.checkpoint = *parse_checkpoint(checkpoint, model_.layers);
-    const Result<StepPlan> plan = build_step(model_, options_);
+    const Result<StepPlan> plan = build_(model_, options_);
     if (!plan.ok()) {
       failure_ = plan.status();
       return std::nullopt;
@@ -82,15 +84,16 @@ class Search {
   const ModelConfig& model_;
   StepOptions options_;
   std::int64_t limit_bytes_;
+  BuildStep build_;
   std::int64_t least_bytes_ = 0, persistent_bytes_ = 0;
   Status failure_;
 };
 
 }  // namespace
 
-Result<Fit> fit_step(const ModelConfig& model, const StepOptions& options,
-                     std::int64_t limit_bytes) {
-  return Search(model, options, limit_bytes).run();
+Result<Fit> fit_step(const ModelConfig& model, const StepOptions& options, std::int64_t limit_bytes,
+                     const BuildStep& build) {
+  return Search(model, options, limit_bytes, build ? build : BuildStep(build_step)).run();
 }
 
 }  // namespace flashlab::train

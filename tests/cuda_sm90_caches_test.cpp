@@ -82,12 +82,12 @@ TEST(Sm90Caches, HaveManyTilesOrStayWithDecode) {
   EXPECT_EQ(name_of(cached({})), "sm90");
   EXPECT_EQ(name_of(cached({.page_size = 0})), "sm90");
   EXPECT_EQ(name_of(cached({.queries = 1})), "decode");
-  EXPECT_EQ(name_of(cached({.batch = 64, .queries = 4})), "decode");  // 16 rows of a group
-  EXPECT_EQ(name_of(cached({.batch = 64, .queries = 16})), "sm90");
-  EXPECT_EQ(name_of(cached({.batch = 8, .queries = 16})), "decode");  // 64 tiles
-  EXPECT_EQ(name_of(cached({.batch = 8, .queries = 17})), "sm90");
-  EXPECT_EQ(name_of(cached({.batch = 1, .queries = 64})), "decode");  // 32 tiles
-  EXPECT_EQ(name_of(cached({.batch = 1, .queries = 96})), "sm90");
+  EXPECT_EQ(name_of(cached({.batch = 64, .queries = 4})), "decode");   // 16 rows of a group
+  EXPECT_EQ(name_of(cached({.batch = 64, .queries = 16})), "decode");  // one tile a head
+  EXPECT_EQ(name_of(cached({.batch = 8, .queries = 17})), "sm90");     // 128 tiles
+  EXPECT_EQ(name_of(cached({.batch = 7, .queries = 17})), "decode");
+  EXPECT_EQ(name_of(cached({.batch = 1, .queries = 240})), "decode");  // 120 tiles
+  EXPECT_EQ(name_of(cached({.batch = 1, .queries = 241})), "sm90");
   // A chunk of prefill and 63 decodes.
   EXPECT_EQ(name_of(ragged({.batch = 64}, 4159)), "sm90");
   EXPECT_EQ(name_of(ragged({.batch = 64}, 64)), "decode");
@@ -105,6 +105,22 @@ TEST(Sm90Caches, AreChosenBySequencesAloneIfDeterministic) {
     EXPECT_EQ(name_of(cached({.batch = batch}, sure)), "sm90");
     EXPECT_EQ(name_of(cached({.batch = batch, .queries = 64}, sure)), "decode");
     EXPECT_EQ(name_of(ragged({.batch = batch}, 2048 * batch, sure)), "decode");
+  }
+}
+
+// Few queries before keys of which only the device knows how many there are.
+TEST(Sm90Caches, AreNotNeededForKeysToBeSharedOut) {
+  for (const bool deterministic : {false, true}) {
+    const auto name = [&](std::int64_t queries) {
+      Problem problem = cached({.batch = 8, .queries = queries, .page_size = 0},
+                               {.deterministic = deterministic});
+      problem.cache_batch_idx.reset();
+      problem.k.shape[0] = problem.v.shape[0] = 8;
+      return name_of(problem);
+    };
+    EXPECT_EQ(name(1), "decode");
+    EXPECT_EQ(name(16), "decode");
+    EXPECT_EQ(name(64), "sm90");
   }
 }
 

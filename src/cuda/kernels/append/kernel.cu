@@ -11,6 +11,7 @@
 #include "append/launch_arguments.h"
 #include "config_types.h"
 #include "ptx/convert.h"
+#include "ptx/dependency.h"
 
 namespace flashlab::device {
 
@@ -217,6 +218,7 @@ __device__ inline void write_lengths(const AppendArguments& args) {
 extern "C" __global__ void __launch_bounds__(flashlab::device::kAppendThreads)
     flash_append(const __grid_constant__ flashlab::device::AppendArguments args) {
   using namespace flashlab::device;
+  flashlab::ptx::launch_dependents();  // 'decode', which waits for what is written here
   if (blockIdx.x == 0 && args.used_after.data != nullptr) write_lengths(args);
   const int lane = threadIdx.x % kWarpLanes, warps = kAppendThreads / kWarpLanes;
   const Int64 heads = args.rows_new * args.heads_k, queries = args.rows_q * args.heads_q;

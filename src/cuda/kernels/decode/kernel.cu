@@ -104,6 +104,8 @@ __device__ void decode(const DecodeArguments& args) {
   }
   if (copy_warp < 0) fetch_lists(args);
   __syncthreads();
+  // Another's kernel before, an append say: up to here this one has started beside it.
+  if (args.waits_first != 0) ptx::wait_for_kernel_before();
   if (copy_warp < 0) {
     multiply_keys<Config>(args, shared, warp_index);
   } else {

@@ -32,6 +32,7 @@ struct DecodeArguments {
   DecodeParts parts;
   Divisor page;              ///< rows of a page
   EncodedTensorMap k, v;     ///< bounded, in boxes of kBoxRows rows; unused where that is 0
+  int waits_first;           ///< for the kernel before: it may write what is read here
   int spares_l2;             ///< keys take the place of each other in L2, and of nothing else
   int between_k, between_v;  ///< rows from one entry or page to the next
   int slabs_k, slabs_v;      ///< of kSlabsAtOnce: 64 columns, from a head to the next

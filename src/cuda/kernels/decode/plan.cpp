@@ -274,6 +274,7 @@ void add_steps(GpuPlan& plan, const Choice& choice) {
   const std::int64_t counts = choice.fixed ? slots : choice.blocks;
   parts.tag = fresh_tag();
   const std::int64_t bytes = g.batch * g.heads_k * g.seqlen_k * (g.head_dim + g.head_dim_v) * 2;
+  arguments.waits_first = has_query_lengths(problem) ? 0 : 1;  // 'unused' writes nothing of it
   arguments.spares_l2 = bytes <= kSparingBytes ? 1 : 0;
   if (t.box_rows > 0) {
     arguments.between_k = static_cast<int>(rows_between_entries(problem.k));
@@ -321,7 +322,7 @@ void add_steps(GpuPlan& plan, const Choice& choice) {
       fmt::format("{} tiles of {} rows, keys shared out in units of {} · {}", choice.all_tiles,
                   t.rows(), choice.grain_keys, stage_words(t.stages)));
   step.parameters = std::move(block);
-  step.shape.programmatic = has_query_lengths(problem);
+  step.shape.programmatic = true;
   plan.add_kernel(std::move(step));
 }
 

@@ -25,9 +25,10 @@ constexpr std::int64_t kPartRows = 8;  // of a page: rows after which the swizzl
 constexpr std::int64_t kMinRows = 32, kFewQueries = 64, kManyKeys = 1024;
 constexpr std::int64_t kMinRaggedQueries = 10;  // of a sequence, the mean
 // MEASURED (H200, 2026-11-28, kernels/sm90/NOTES.md; 32 / 8 heads of 128, pages of 64): as fast as
-// 'decode' with about so many tiles of 64 rows; with few queries, which 'decode' reads at the speed
-// of memory, where there are tiles for all multiprocessors.
-constexpr std::int64_t kFewCachedQueries = 16, kCachedTiles = 48, kCachedTilesOfFew = 128;
+// 'decode' with about so many tiles of 64 rows. Rows of one tile 'decode' serves at the speed of
+// memory, however many sequences there are.
+constexpr std::int64_t kCachedTiles = 128;
+constexpr std::int64_t kFewQueriesOfLengths = 16;  // what 'decode' takes without a cache
 
 // Softcap, ALiBi, mask tensors and dropout: work on scores or probabilities of every block.
 int count_score_terms(const Problem& problem, const Geometry& g) {
@@ -79,14 +80,13 @@ Status check_worth_of_cache(const Problem& problem, const Geometry& g) {
   const std::int64_t rows = queries * g.group();
   const std::int64_t tiles =
       (sure ? 1 : sequences) * g.heads_k * divide_up(rows, std::int64_t{kWarpgroupRows});
-  const std::int64_t least = queries > kFewCachedQueries ? kCachedTiles : kCachedTilesOfFew;
-  if (rows > kFewCachedQueries && tiles >= least && !(sure && g.ragged_q)) return {};
+  if (rows > kWarpgroupRows && tiles >= kCachedTiles && !(sure && g.ragged_q)) return {};
   return unsupported(
       "queries before a cache for 'sm90'",
       fmt::format("{} of a sequence, {} tiles of {} rows", queries, tiles, kWarpgroupRows),
-      sure ? fmt::format("queries that are not ragged, in {} tiles of one sequence", least)
-           : fmt::format("more than {} rows of a group's heads, {} tiles", kFewCachedQueries,
-                         least));
+      sure ? fmt::format("queries that are not ragged, in {} tiles of one sequence", kCachedTiles)
+           : fmt::format("more than {} rows of a group's heads, {} tiles", kWarpgroupRows,
+                         kCachedTiles));
 }
 
 }  // namespace
@@ -180,7 +180,10 @@ Status check(const Problem& problem, const Geometry& g) {
 
 Status check_worth(const Problem& problem, const Geometry& g) {
   if (!problem.options.implementation.empty()) return {};
-  if (has_cache(problem)) return check_worth_of_cache(problem, g);
+  // Key lengths alone, too: with few queries 'decode' shares out keys whatever there are.
+  const bool few_of_lengths = problem.seqused_k && !problem.cu_seqlens_k && !g.ragged_q &&
+                              g.seqlen_q <= kFewQueriesOfLengths;
+  if (has_cache(problem) || few_of_lengths) return check_worth_of_cache(problem, g);
   // MEASURED (H200, 2026-11-24, 2 x 8 heads, 2046 keys, d 64, bf16): 127.7 us element by element,
   // sm80 109.7; causal 90.3 and 79.2.
   if (has_mask_of_pairs_alone(problem, g)) {

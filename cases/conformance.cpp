@@ -373,6 +373,8 @@ void add_windows(std::vector<Case>& list, DType t) {
       {"behind-bottom-right", 201, 129, {64, 64}, none, window(-3, {}, br)},
       {"causal-before", 130, 130, {64, 64}, top, window(100, -1)},
       {"crossed", 65, 130, {64, 64}, none, window(-9, 5, br)},
+      // Further than 32 bits of steps of 32 or 64 keys.
+      {"beyond", 65, 130, {64, 64}, none, window(std::int64_t{-3} << 36, {}, br)},
   };
   for (const Form& form : forms) {
     const std::string name = fmt::format("window-{}", form.name);

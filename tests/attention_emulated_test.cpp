@@ -101,7 +101,7 @@ Selection beside_the_diagonal(const char* name, const char* implementation, Pass
           pass,
           dtype,
           {"window-before-wide-heads", "window-behind", "window-behind-bottom-right",
-           "window-causal-before", "window-crossed", "ragged-window-beside"}};
+           "window-causal-before", "window-crossed", "window-beyond", "ragged-window-beside"}};
 }
 
 INSTANTIATE_TEST_SUITE_P(

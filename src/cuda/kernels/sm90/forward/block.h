@@ -247,11 +247,13 @@ template <bool kRagged>
 struct Sm90TaskBarriers : RingBarriers<kQueuedTasks> {
   __device__ void init(int consumers) { RingBarriers<kQueuedTasks>::init(1, consumers + 1); }
 };
-/// A ragged call's tasks come from a warp of their own. It takes a tile no sooner than the one
-/// before is being copied, as dense calls do: a block that has taken more keeps them from others.
+/// A ragged call's tasks come from a warp of their own. It takes a tile no sooner than the last
+/// keys of the one before are being copied, as dense calls do: a block that has taken more keeps
+/// them from others.
 template <>
 struct Sm90TaskBarriers<true> : RingBarriers<kQueuedTasks> {
-  PhaseBarrier begun;  ///< the producer of K and V has begun with another task
+  /// The producer of K and V has come to another task's last keys, or in a cache to its first.
+  PhaseBarrier begun;
 
   __device__ void init(int consumers) {
     RingBarriers<kQueuedTasks>::init(1, consumers + 2);

@@ -113,8 +113,7 @@ struct Sm90KeyProducer {
       ring_tasks.wait_full();
       const Sm90Task<Config>& task = shared.tasks[ring_tasks.stage];
       if (!task.exists) break;
-      shared.ring_tasks.begun.arrive();
-      load_tile(task);
+      load_tile(task, [&] { shared.ring_tasks.begun.arrive(); });
       ring_tasks.release_own();
       ring_tasks.advance();
     }

@@ -3,14 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
+#include <utility>
 #include <variant>
+#include <vector>
 
 #include "api/backend.h"
 #include "cuda/kernels/sm90/backward/plan.h"
 #include "cuda_described_plan.h"
 #include "runtime/program/program.h"
+#include "sm90/backward/cursor.h"
 
 namespace flashlab::cuda {
 namespace {
@@ -113,7 +117,7 @@ TEST(Sm90KeyOrder, HasEveryTileAndEveryQueryHeadOnce) {
   constexpr int kHeads = 7, kTiles = 5, kGroup = 3;
   for (const int alone : {0, 2, kHeads}) {
     for (const int section : {1, 2, 3, kHeads, 9}) {
-      const device::KeyOrder order{kHeads, kTiles, alone, section};
+      const device::KeyOrder order{kHeads, kTiles, alone, section, 1, {}};
       std::set<int> tiles, heads;
       for (int place = 0; place < kHeads * kTiles; ++place) {
         const int tile = order.tile_at(place);
@@ -132,7 +136,8 @@ TEST(Sm90KeyOrder, HasEveryTileAndEveryQueryHeadOnce) {
 }
 
 TEST(Sm90KeyOrder, GoesTileByTileAndHeadByHeadInASection) {
-  constexpr device::KeyOrder kOrder{.heads = 6, .tiles = 2, .alone = 1, .section = 3};
+  constexpr device::KeyOrder kOrder{
+      .heads = 6, .tiles = 2, .alone = 1, .section = 3, .wave = 1, .parts = {}};
   int tiles[12], heads[12];
   for (int place = 0; place < 12; ++place) {
     tiles[place] = kOrder.tile_at(place);
@@ -141,6 +146,122 @@ TEST(Sm90KeyOrder, GoesTileByTileAndHeadByHeadInASection) {
   // Head 0, heads 1 to 3, heads 4 and 5: first tiles before second ones, and query heads likewise.
   EXPECT_THAT(tiles, ::testing::ElementsAre(0, 1, 2, 4, 6, 3, 5, 7, 8, 10, 9, 11));
   EXPECT_THAT(heads, ::testing::ElementsAre(0, 1, 2, 4, 6, 3, 5, 7, 8, 10, 9, 11));
+}
+
+// Sections of four places: the second one begins with the second wave.
+TEST(Sm90KeyOrder, EveryOtherWaveGoesBack) {
+  constexpr device::KeyOrder kOrder{
+      .heads = 4, .tiles = 2, .alone = 0, .section = 2, .wave = 3, .parts = {}};
+  std::string ways;
+  for (int place = 0; place < 8; ++place) ways += kOrder.goes_back(place) ? 'b' : 'f';
+  EXPECT_EQ(ways, "bbbffffb");
+}
+
+// Head 2 of the keys, query heads 6 to 8, tiles of queries 3 and 4.
+TEST(Sm90GroupCursor, HeadsGoAbreastFromEitherEnd) {
+  device::Work work{};
+  work.head_k = 2, work.first_tile = 3, work.end_tile = 5;
+  device::Shape shape{};
+  shape.group = 3;
+  using Steps = std::vector<std::pair<int, int>>;  // head, tile
+  const auto walk = [&](auto at) {
+    Steps steps;
+    for (; at.left > 0; at.next(work, shape)) steps.emplace_back(at.head, at.tile);
+    return steps;
+  };
+  using Abreast = device::GroupCursor<true>;
+  const auto whole = [&](bool back) { return device::Stretch::whole(work, shape, back); };
+  EXPECT_EQ(walk(Abreast(work, shape, whole(false))),
+            (Steps{{6, 3}, {7, 3}, {8, 3}, {6, 4}, {7, 4}, {8, 4}}));
+  EXPECT_EQ(walk(Abreast(work, shape, whole(true))),
+            (Steps{{6, 4}, {7, 4}, {8, 4}, {6, 3}, {7, 3}, {8, 3}}));
+  EXPECT_EQ(walk(device::GroupCursor<false>(work, shape, whole(true))),
+            (Steps{{6, 3}, {6, 4}, {7, 3}, {7, 4}, {8, 3}, {8, 4}}));
+}
+
+// A tile's parts have its steps once, each about as many, and no part is without one.
+TEST(Sm90KeyParts, HaveEveryStepOnce) {
+  device::Work work{};
+  device::Shape shape{};
+  shape.group = 3;
+  for (int tiles = 0; tiles < 40; ++tiles) {
+    work.first_tile = 2, work.end_tile = 2 + tiles;
+    for (const int least : {1, 3}) {
+      for (const int steps : {1, 7, 50}) {
+        device::KeyParts cut{1, least, steps};
+        const int parts = cut.most = cut.of(3 * tiles);
+        std::vector<std::pair<int, int>> met;
+        for (int part = 0; part <= parts; ++part) {
+          const auto stretch = device::Stretch::part(work, shape, cut, part);
+          EXPECT_EQ(stretch.steps > 0, part < parts);
+          EXPECT_LE(stretch.steps, steps);
+          device::GroupCursor<true> at(work, shape, stretch);
+          for (; at.left > 0; at.next(work, shape)) met.emplace_back(at.tile, at.head);
+        }
+        ASSERT_EQ(met.size(), static_cast<std::size_t>(3 * tiles));
+        for (int step = 0; step < 3 * tiles; ++step) {
+          EXPECT_EQ(met[step], std::make_pair(2 + step / 3, step % 3));
+        }
+        EXPECT_GE(parts, std::min(least, 3 * tiles));
+      }
+    }
+  }
+}
+
+// The causal tiles of one head: 8 of 16, 14 ... 2 steps.
+TEST(Sm90KeyParts, CutFewTilesAndLeaveManyWhole) {
+  const auto planned = [](std::int64_t batch, std::int64_t heads, std::int64_t seqlen,
+                          Options options) {
+    options.implementation = "sm90";
+    options.causal = Causal::kBottomRight;
+    return testing::plan_on(
+        plan_sm90_backward, "sm_90a",
+        testing::described_problem(
+            DType::kBf16, Pass::kBackward,
+            {.batch = batch, .seqlen_q = seqlen, .seqlen_k = seqlen, .heads = heads, .dim = 128},
+            std::move(options)));
+  };
+  const auto one = planned(1, 1, 1024, {});
+  ASSERT_NE(one, nullptr);
+  EXPECT_EQ(one->steps[2].name, "flash_bwd_sm90_finish");
+  const auto& shape = std::get<runtime::KernelWork>(one->program()->steps()[1].work).shape;
+  EXPECT_EQ(shape.grid_x % 8, 0u) << "as many blocks for every tile";
+  EXPECT_GE(shape.grid_x, 5u * 8);
+  ASSERT_EQ(one->regions.size(), 5u);
+  EXPECT_EQ(one->regions[4].bytes, shape.grid_x * 128u * 128 * 2 * 4);
+  EXPECT_THAT(one->reasons, ::testing::Contains(::testing::HasSubstr("are cut into up to")));
+
+  Options dropout;
+  dropout.dropout = 0.1f;
+  for (const auto& whole : {planned(8, 16, 2048, {}), planned(1, 1, 65536, {}),
+                            planned(1, 1, 1024, dropout), planned(1, 1, 100, {})}) {
+    ASSERT_NE(whole, nullptr);
+    EXPECT_EQ(whole->steps[2].name, "flash_bwd_sm80_finish");
+    EXPECT_EQ(whole->regions.size(), 4u);
+  }
+}
+
+TEST(Sm90Backward, HeadsOfACausalGroupGoAbreast) {
+  const auto abreast = [](std::int64_t heads_k, Options options, std::int64_t seqlen_k = 600) {
+    options.implementation = "sm90";
+    Problem problem = usual(64, std::move(options));
+    for (TensorSpec* spec : {&problem.k, &problem.v, &*problem.dk, &*problem.dv}) {
+      *spec = contiguous_spec(spec->dtype, {2, seqlen_k, heads_k, 64}, problem.q.device);
+    }
+    // So few multiprocessors that no tile is cut.
+    const auto made = testing::plan_on(plan_sm90_backward, "sm_90a", problem, 4);
+    if (made == nullptr) return false;
+    const auto& kernel = std::get<runtime::KernelWork>(made->program()->steps()[1].work);
+    return kernel.spec.config.find("kAbreast = true") != std::string::npos;
+  };
+  Options causal;
+  causal.causal = Causal::kBottomRight;
+  EXPECT_TRUE(abreast(2, causal));
+  EXPECT_FALSE(abreast(4, causal)) << "no group";
+  EXPECT_FALSE(abreast(2, causal, 500)) << "short";
+  EXPECT_FALSE(abreast(2, {})) << "tiles are equally long";
+  causal.dropout = 0.1f;
+  EXPECT_FALSE(abreast(2, causal)) << "draws go head by head";
 }
 
 Result<std::shared_ptr<internal::PlanState>> choose(const internal::ContextState& context,

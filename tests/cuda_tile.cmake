@@ -9,5 +9,6 @@ flashlab_test(cuda_sm90_forward_test SOURCES cuda_sm90_forward_test.cpp cuda_sm9
   LIBRARIES flashlab)
 target_include_directories(cuda_sm90_forward_test PRIVATE ${PROJECT_SOURCE_DIR}/src/cuda/kernels)
 flashlab_test(cuda_sm90_backward_test SOURCES cuda_sm90_backward_test.cpp LIBRARIES flashlab)
+target_include_directories(cuda_sm90_backward_test PRIVATE ${PROJECT_SOURCE_DIR}/src/cuda/kernels)
 flashlab_test(cuda_sm90_backward_wide_test SOURCES cuda_sm90_backward_wide_test.cpp
   LIBRARIES flashlab)

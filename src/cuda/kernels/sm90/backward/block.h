@@ -3,11 +3,11 @@
 // Of the Hopper backward kernel (kernel.cu): sizes and shared memory.
 
 #include "sm80/backward/operands.h"
+#include "sm90/backward/cursor.h"
 #include "sm90/backward/launch_arguments.h"
 #include "sm90/backward/tiles.h"
 #include "tile/dropped.h"
 #include "tile/pipeline.h"
-#include "tile/query_walk.h"
 #include "tile/slab.h"
 #include "tile/warpgroup.h"
 
@@ -35,8 +35,9 @@ struct Sm90BackwardTiles {
   /// Whether blocks take tile of keys after tile of keys.
   static constexpr bool kStays = Config::kKeyStages > 1;
   /// Whether this kernel writes the zeros that dQ is added to; else `prepare` does.
-  static constexpr bool kWritesZeros = !Config::kRagged;
+  static constexpr bool kWritesZeros = !Config::kRagged && !Config::kAbreast;
   static_assert(!Config::kRagged || !kStays);
+  static_assert(!Config::kParts || (Config::kAbreast && !kStays));
   static_assert(kTileK == 128 && kTileQ * kDim == 128 * 64 && Sizes::kDim == kDim &&
                 padded_dim_v<Config>() == kDim);
 
@@ -53,6 +54,46 @@ struct Sm90BackwardTiles {
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
   static_assert(kConsumers * kConsumerRegisters + kProducerRegisters <=
                 (kConsumers + 1) * kLaunchRegisters);
+};
+
+/// Which tile of keys a block begins with.
+template <class Config>
+constexpr int tile_of_block(const KeyOrder& order, int block) {
+  return order.tile_at(Config::kParts ? block / order.parts.most : block);
+}
+
+/// Behind the regions of every backward: dK and dV of the parts of tiles of keys, in fp32, a place
+/// for each block. Sums of a consumer's 64 keys, then of the other's; of each dK, then dV; of each
+/// columns by eights, each as threads hold it, four floats a thread.
+inline constexpr int kRegionParts = kRegionTurns + 1;
+
+template <class Config>
+struct PartSums {
+  static constexpr int kColumns = 8, kFloats = 4 * kWarpgroupThreads;
+  static constexpr int kUnit = 32;  ///< columns are read by as many: there are whole ones
+  static constexpr int kTensorFloats = Config::kDimUnit / kColumns * kFloats;
+  static constexpr int kConsumerFloats = 2 * kTensorFloats;
+  static constexpr int kPartFloats = Config::kTileK / kWarpgroupRows * kConsumerFloats;
+};
+template <class Config>
+__device__ inline float* part_sums(const BackwardArguments& args, int part) {
+  return static_cast<float*>(args.regions[kRegionParts]) +
+         Int64(part) * PartSums<Config>::kPartFloats;
+}
+
+/// Where blocks stay, what a block hands on of its next tile of keys: the index (tile_of_keys) and
+/// whether its tiles of queries come from the last one back.
+template <class Config>
+struct PlacedTile {
+  static constexpr int kBack = 1 << 30;
+  int word;
+  constexpr PlacedTile(int index, bool back)
+      : word(index | (Config::kAbreast && back ? kBack : 0)) {}
+  constexpr explicit PlacedTile(int word_) : word(word_) {}
+  constexpr unsigned index() const {
+    return static_cast<unsigned>(Config::kAbreast ? word & ~kBack : word);
+  }
+  constexpr bool back() const { return Config::kAbreast && (word & kBack) != 0; }
 };
 
 /// The warps of the warpgroup that does not multiply, by what they do; the first and the last are
@@ -111,7 +152,7 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
   RingBarriers<Config::kStages> ring_queries;  ///< Q, dO, lse2, delta and draws of a tile
   RingBarriers<kScoreStages> ring_scores;      ///< full: every consumer has stored its dS^T
   alignas(16) Sm90StorageParts<Config> parts;
-  int work[Config::kKeyStages];  ///< the index of the tile of keys (tile_of_keys), -1: no more
+  int work[Config::kKeyStages];  ///< of the tile of keys: PlacedTile, -1: no more
 
   /// Bytes of a tile of queries.
   static constexpr int kQueryBytes = 2 * Tiles::TileQuery::kBytes + 2 * 4 * Tiles::kTileQ;
@@ -137,7 +178,7 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
   __device__ void init_barriers() {
     constexpr int kConsumerWarps = Tiles::kConsumers * kWarpgroupThreads / 32;
     constexpr int kDrawingWarps = Config::kDropout;
-    constexpr int kZeroingWarps = 1, kCountingThreads = Tiles::kStays;
+    constexpr int kZeroingWarps = Tiles::kWritesZeros, kCountingThreads = Tiles::kStays;
     ring_keys.init(1, kConsumerWarps + kDrawingWarps + kZeroingWarps + kCountingThreads);
     ring_queries.init(1 + 32 * kDrawingWarps, kConsumerWarps * (Config::kDropout ? 32 : 1));
     ring_scores.init(kConsumerWarps, kConsumerWarps);

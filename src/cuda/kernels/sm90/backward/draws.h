@@ -13,6 +13,7 @@ namespace flashlab::device {
 /// has 24 registers: what can be found anew is not kept from tile to tile.
 template <class Config>
 struct Sm90DropoutProducer {
+  static_assert(!Config::kAbreast);
   const BackwardArguments& args;
   const KeyOrder& order;
   Sm90BackwardStorage<Config>& shared;

@@ -27,7 +27,7 @@ struct Sm90HeadCounter {
       ptx::barrier_arrive(ring_keys.empty());
       if (index < 0) break;
       wait_for_phase(ring_keys.empty(), ring_keys.phase);
-      count(tile_of_keys<Config>(args.shape, static_cast<unsigned>(index)));
+      count(tile_of_keys<Config>(args.shape, PlacedTile<Config>(index).index()));
       ring_keys.advance();
     }
   }

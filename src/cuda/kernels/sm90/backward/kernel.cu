@@ -38,6 +38,7 @@ struct Sm90QueryProducer {
   using TileQuery = typename Tiles::TileQuery;
   const Sm90BackwardArguments& args;
   Sm90BackwardStorage<Config>& shared;
+  using Cursor = GroupCursor<Config::kAbreast>;
   const Shape& shape = shared.shape(args.call);
   Ring<Config::kKeyStages> ring_keys{shared.ring_keys};
   Ring<Config::kStages> ring_queries{shared.ring_queries};
@@ -59,10 +60,10 @@ struct Sm90QueryProducer {
       copy_tile<Tile>(ptx::shared_address(to), &map, row, head, batch, full, policy);
     }
   }
-  __device__ void load_keys(const Work& work, unsigned index) {
+  __device__ void load_keys(const Work& work, PlacedTile<Config> placed) {
     ring_keys.wait_empty();
     const int stage = ring_keys.stage;
-    shared.work[stage] = static_cast<int>(index);
+    shared.work[stage] = placed.word;
     ptx::barrier_arrive_expect(ring_keys.full(), 2 * TileKey::kBytes);
     copy<TileKey>(shared.k[stage], args.k, work.key0, work.head_k, work.batch, shared.begins().k,
                   shape.seqlen_k, ring_keys.full(), ptx::kEvictFirst);
@@ -97,32 +98,34 @@ struct Sm90QueryProducer {
   }
 
   /// Of one tile of keys, the block's only one.
-  __device__ void run_one(const Work& work) {
-    Cursor at(work, shape);
+  __device__ void run_one(const Work& work, const Stretch& stretch) {
+    Cursor at(work, shape, stretch);
     if (at.left == 0) return;
-    load_keys(work, 0);
+    load_keys(work, PlacedTile<Config>(0));
 #pragma unroll 1
-    for (; at.left > 0; at.next(work)) load_queries(work, at);
+    for (; at.left > 0; at.next(work, shape)) load_queries(work, at);
   }
 
-  __device__ void run(const Work& first) {
-    if constexpr (!Tiles::kStays) return run_one(first);
+  __device__ void run(const Work& first, const Stretch& stretch) {
+    if constexpr (!Tiles::kStays) return run_one(first, stretch);
     const unsigned end_place = tiles_of_keys<Config>(shape);
     unsigned place = blockIdx.x;
 #pragma unroll 1
     while (place < end_place) {
-      const unsigned index = args.order.tile_at(static_cast<int>(place));
-      const Work work = tile_of_keys<Config>(shape, index);
+      const PlacedTile<Config> placed(
+          args.order.tile_at(static_cast<int>(place)),
+          Config::kAbreast && args.order.goes_back(static_cast<int>(place)));
+      const Work work = tile_of_keys<Config>(shape, placed.index());
       unsigned ticket = 0;
-      Cursor at(work, shape);
+      Cursor at(work, shape, Stretch::whole(work, shape, placed.back()));
       if (at.left == 0) {
         ticket = take_ticket();
         Sm90HeadCounter<Config>{args.call, shared}.count(work);
       } else {
-        load_keys(work, index);
+        load_keys(work, placed);
       }
 #pragma unroll 1
-      for (; at.left > 0; at.next(work)) {
+      for (; at.left > 0; at.next(work, shape)) {
         // Taken late, so that blocks end together; early enough that nobody waits for it.
         if (at.left == 1) ticket = take_ticket();
         load_queries(work, at);
@@ -142,6 +145,7 @@ struct Sm90KeyConsumer {
   /// What a step's tile of queries is: the block's first, the first of another tile of keys, any
   /// other.
   enum class StepOf { kFirst, kNextKeys, kSameKeys };
+  using Cursor = GroupCursor<Config::kAbreast>;
   static constexpr int kTileQ = Config::kTileQ;
   static constexpr int kConsumerThreads = Tiles::kConsumers * kWarpgroupThreads;
   const BackwardArguments& args;
@@ -150,7 +154,8 @@ struct Sm90KeyConsumer {
   /// A sequence's by value: the loop would find shared memory's addresses in every step.
   ArgumentsOf<Config::kRagged, const Shape&, const Shape> shape;
   const int slots, slot;
-  Work work;  ///< its tile of keys is at `ring_keys`
+  Work work;        ///< its tile of keys is at `ring_keys`
+  Stretch stretch;  ///< of its steps
   PairVisibility<Config> visibility;
   Ring<Config::kKeyStages> ring_keys;
   Ring<Config::kStages> ring_queries;
@@ -159,7 +164,8 @@ struct Sm90KeyConsumer {
   HeadSlope<Config> slope;  ///< of the head whose tiles of queries come by
 
   __device__ Sm90KeyConsumer(const Sm90BackwardArguments& args_,
-                             Sm90BackwardStorage<Config>& shared_, const Work& first, int consumer)
+                             Sm90BackwardStorage<Config>& shared_, const Work& first,
+                             const Stretch& stretch_, int consumer)
       : args(args_.call),
         order(args_.order),
         shared(shared_),
@@ -167,6 +173,7 @@ struct Sm90KeyConsumer {
         slots(shared.begins().slots),
         slot(shared.begins().slot),
         work(first),
+        stretch(stretch_),
         visibility(shape),
         ring_keys(shared.ring_keys),
         ring_queries(shared.ring_queries),
@@ -216,6 +223,7 @@ struct Sm90KeyConsumer {
   /// With a head's first tile of queries, whether or not this consumer's keys are seen there.
   __device__ void read_slope(const Cursor& at) {
     if constexpr (Config::kAlibi) {
+      static_assert(!Config::kAbreast);
       if (at.tile == work.first_tile) {
         slope = HeadSlope<Config>(args.slopes, work.batch, at.head, kLog2E);
       }
@@ -234,7 +242,9 @@ struct Sm90KeyConsumer {
   __device__ bool open() {
     ring_keys.wait_full();
     const int index = __shfl_sync(ptx::kFullMask, shared.work[ring_keys.stage], 0);
-    if (index >= 0) work = tile_of_keys<Config>(shape, static_cast<unsigned>(index));
+    const PlacedTile<Config> placed(index);
+    if (index >= 0) work = tile_of_keys<Config>(shape, placed.index());
+    if (Config::kAbreast && index >= 0) stretch = Stretch::whole(work, shape, placed.back());
     return index >= 0;
   }
   /// Where the tile of keys before lies. With one place: where the tile of keys does.
@@ -247,7 +257,7 @@ struct Sm90KeyConsumer {
   /// dK and dV of the tile of keys at a place, and zeros for the next one's.
   __device__ void store_gradients(int stage) {
     const int index = __shfl_sync(ptx::kFullMask, shared.work[stage], 0);
-    store(tile_of_keys<Config>(shape, static_cast<unsigned>(index)));
+    store(tile_of_keys<Config>(shape, PlacedTile<Config>(index).index()));
     warpgroup.clear_gradients();
   }
 
@@ -394,7 +404,7 @@ struct Sm90KeyConsumer {
   /// turn in which dV and dK of this one's last tile of queries do, and dK and dV are stored
   /// beside.
   __device__ void walk() {
-    Cursor at(work, shape);
+    Cursor at(work, shape, stretch);
     const auto tile = [&] {
       if constexpr (Config::kRagged) return at.head * slots + slot + at.tile;
       return (work.batch * shape.heads_q + at.head) * work.tiles_q + at.tile;
@@ -406,7 +416,7 @@ struct Sm90KeyConsumer {
 #pragma unroll 1
     for (;;) {
 #pragma unroll 1
-      for (at.next(work); at.left > 0; at.next(work)) {
+      for (at.next(work, shape); at.left > 0; at.next(work, shape)) {
         step<StepOf::kSameKeys>(at, before);
         before = tile();
       }
@@ -419,7 +429,7 @@ struct Sm90KeyConsumer {
       }
       ring_keys.advance();
       if (!open()) break;
-      at = Cursor(work, shape);
+      at = Cursor(work, shape, stretch);
       step<StepOf::kNextKeys>(at, before);
       before = tile();
     }
@@ -463,8 +473,12 @@ struct Sm90KeyConsumer {
         ring_keys.wait_full();
         walk();
       }
-      // Found again: the loop has no register to keep it.
-      store(work_again());
+      if constexpr (Config::kParts) {
+        warpgroup.keep(part_sums<Config>(args, static_cast<int>(ptx::block_index_again())));
+      } else {
+        // Found again: the loop has no register to keep it.
+        store(work_again());
+      }
     }
   }
 };
@@ -473,6 +487,18 @@ template <class Config>
 __device__ Sm90BackwardStorage<Config>& storage() {
   extern __shared__ __align__(1024) unsigned char memory[];
   return *reinterpret_cast<Sm90BackwardStorage<Config>*>(memory);
+}
+
+/// Of the block at a place, which has one tile of keys or a part of it.
+template <class Config>
+__device__ inline Stretch stretch_of(const Sm90BackwardArguments& args, const Work& work,
+                                     int place) {
+  const KeyOrder& order = args.order;
+  if constexpr (Config::kParts) {
+    return Stretch::part(work, args.call.shape, order.parts, place % order.parts.most);
+  } else {
+    return Stretch::whole(work, args.call.shape, order.goes_back(place));
+  }
 }
 
 template <class Config>
@@ -498,15 +524,19 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
   // A block's only tile is found before roles part, or the compiler finds shared addresses anew in
   // every step.
   Work first{};
+  Stretch stretch;
   if constexpr (Config::kRagged) {
     first = shared.parts.sequence.work;
   } else if constexpr (!Tiles::kStays) {
-    const unsigned index = args.order.tile_at(static_cast<int>(blockIdx.x));
+    const int place = static_cast<int>(blockIdx.x);
+    const unsigned index = tile_of_block<Config>(args.order, place);
     first = tile_of_keys<Config>(args.call.shape, index);
+    if constexpr (Config::kAbreast) stretch = stretch_of<Config>(args, first, place);
+    if (Config::kParts && stretch.steps == 0) return;
   }
   if (warpgroup == 0) {
     ptx::give_registers<Tiles::kProducerRegisters>();
-    if (threadIdx.x == 32 * kCopies) Sm90QueryProducer<Config>{args, shared}.run(first);
+    if (threadIdx.x == 32 * kCopies) Sm90QueryProducer<Config>{args, shared}.run(first, stretch);
     if constexpr (Config::kDropout) {
       if (threadIdx.x / 32 == kDraws) {
         Sm90DropoutProducer<Config>{args.call, args.order, shared}.run();
@@ -520,7 +550,7 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
     }
   } else {
     ptx::take_registers<Tiles::kConsumerRegisters>();
-    Sm90KeyConsumer<Config>(args, shared, first, warpgroup - 1).run();
+    Sm90KeyConsumer<Config>(args, shared, first, stretch, warpgroup - 1).run();
   }
 }
 

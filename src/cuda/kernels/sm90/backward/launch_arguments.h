@@ -17,6 +17,13 @@ struct Sm90BackwardArguments {
   KeyOrder order;
 };
 
+/// Of sm90/backward/finish.cu, which sums the parts that tiles of keys are cut into.
+struct Sm90FinishArguments {
+  BackwardArguments call;
+  KeyOrder order;
+  int sum_blocks;  ///< blocks of sums
+};
+
 /// Of a ragged call: q, k, v and d_o by maps that end with a sequence (tile/bounded.h); lse2 and
 /// delta as [heads_q, rows]. A key head's tiles of `order` are slots.
 struct Sm90RaggedBackwardArguments {

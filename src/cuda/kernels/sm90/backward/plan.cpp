@@ -10,6 +10,7 @@
 #include "api/context_state.h"
 #include "cuda/kernels/sm80/backward/plan.h"
 #include "cuda/kernels/sm90/backward/launch_arguments.h"
+#include "cuda/kernels/sm90/backward/parts_plan.h"
 #include "cuda/launch/arguments.h"
 #include "cuda/launch/config.h"
 #include "cuda/launch/planning.h"
@@ -30,6 +31,7 @@ constexpr std::int64_t kShortWindow = 2048;      // queries of a group's heads t
 // so many tenths of L2; with one head a group and so few keys the last section alone.
 constexpr int kMaxSection = 16, kSectionTenths = 4;
 constexpr std::int64_t kShortCausal = 2048;
+constexpr std::int64_t kShortGroup = 512;  // keys up to which head after head is as soon done
 constexpr int kFinishColumns = 16;  // of dQ, for each of finish's warps: whole 16-byte stores
 
 Status unsupported(const char* what, std::string got, std::string expected) {
@@ -100,21 +102,31 @@ struct Blocks {
   device::Sequences sequences;  ///< of a ragged call
 };
 
+bool is_causal(const Geometry& g) {
+  return g.bounds.right < g.bounds.kUnbounded && g.bounds.left == g.bounds.kUnbounded;
+}
+
 // Sections where causal tiles differ much: a group of query heads makes each as many times as long.
 // Blocks that stay and have one head a group take as long either way. Of a ragged call a head has
 // the slots of all sequences, and `length`, of a sequence, is known on the average alone.
 device::KeyOrder choose_order(const Geometry& g, const Sm90BackwardTiling& t, std::int64_t heads,
-                              std::int64_t tiles, std::int64_t length, std::int64_t l2_bytes) {
+                              std::int64_t tiles, std::int64_t length, const DeviceInfo& device,
+                              const device::KeyParts& parts) {
   device::KeyOrder order{};
+  order.wave = device.multiprocessors;
+  order.parts = parts;
   order.heads = static_cast<int>(heads);
   order.tiles = static_cast<int>(tiles);
   order.alone = order.heads;
   order.section = 1;
-  const bool causal = g.bounds.right < g.bounds.kUnbounded && g.bounds.left == g.bounds.kUnbounded;
   const bool grouped = g.group() > 1, stays = t.key_stages > 1;
-  if (!causal || (stays && !grouped)) return order;
+  if (t.parts) {
+    order.alone = 0, order.section = order.heads;
+    return order;
+  }
+  if (!is_causal(g) || (stays && !grouped)) return order;
   constexpr std::int64_t kElementBytes = 2 + 2 + 4;  // Q and dO in 16 bits, dQ in fp32
-  const std::int64_t fit = l2_bytes * kSectionTenths / 10;
+  const std::int64_t fit = device.l2_bytes * kSectionTenths / 10;
   const std::int64_t head_bytes = length * t.tile_dim * kElementBytes;
   while (order.section < kMaxSection && 2 * order.section * head_bytes <= fit) order.section *= 2;
   const bool all = grouped || t.ragged || g.seqlen_k > kShortCausal;
@@ -123,7 +135,7 @@ device::KeyOrder choose_order(const Geometry& g, const Sm90BackwardTiling& t, st
 }
 
 Blocks count_blocks(const Problem& problem, const Geometry& g, const Sm90BackwardTiling& t,
-                    const DeviceInfo& device) {
+                    const DeviceInfo& device, const device::KeyParts& parts) {
   Blocks blocks{};
   if (t.ragged) {
     blocks.sequences = sequences_of(problem, g, t.tile_q, t.tile_k);
@@ -132,7 +144,7 @@ Blocks count_blocks(const Problem& problem, const Geometry& g, const Sm90Backwar
     blocks.key_blocks = blocks.key_tiles = g.heads_k * blocks.sequences.slots_k;
     const std::int64_t length =
         g.ragged_q ? divide_up(g.seqlen_q, std::max<std::int64_t>(g.batch, 1)) : g.seqlen_q;
-    blocks.order = choose_order(g, t, g.heads_k, blocks.sequences.slots_k, length, device.l2_bytes);
+    blocks.order = choose_order(g, t, g.heads_k, blocks.sequences.slots_k, length, device, parts);
     return blocks;
   }
   blocks.query_tiles = divide_up(g.seqlen_q, t.tile_q);
@@ -140,7 +152,8 @@ Blocks count_blocks(const Problem& problem, const Geometry& g, const Sm90Backwar
   blocks.key_tiles = g.batch * g.heads_k * divide_up(g.seqlen_k, t.tile_k);
   blocks.key_blocks = blocks.key_tiles;
   blocks.order = choose_order(g, t, g.batch * g.heads_k, divide_up(g.seqlen_k, t.tile_k),
-                              g.seqlen_q, device.l2_bytes);
+                              g.seqlen_q, device, parts);
+  if (t.parts) blocks.key_blocks *= parts.most;
   if (t.key_stages > 1) {
     blocks.key_blocks = std::min<std::int64_t>(blocks.key_tiles, device.multiprocessors);
   }
@@ -159,12 +172,15 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90Backwar
       .integer("kWarpsK", t.tile_dim / kFinishColumns)
       .boolean("kDeterministic", false)
       .boolean("kRagged", t.ragged)
+      .boolean("kAbreast", t.abreast)
+      .boolean("kParts", t.parts)
       .integer("kSharedBytes", shared_bytes(t));
   return config;
 }
 
 // In the order of BackwardRegion (kernels/sm80/backward/tiles.h).
-void add_regions(GpuPlan& plan, std::int64_t rows, const Sm90BackwardTiling& t) {
+void add_regions(GpuPlan& plan, std::int64_t rows, const Sm90BackwardTiling& t,
+                 std::int64_t parts) {
   const std::int64_t heads = plan.geometry.batch * plan.geometry.heads_q;
   const std::int64_t counters = t.ragged ? 0 : rows / t.tile_q + 2 + heads;
   const auto region = [&](const char* name, std::int64_t bytes) {
@@ -174,6 +190,7 @@ void add_regions(GpuPlan& plan, std::int64_t rows, const Sm90BackwardTiling& t) 
   region("delta", rows * 4);
   region("dq in fp32", rows * t.tile_dim * 4);
   region("turns", counters * 4);
+  if (t.parts) region("dk and dv of parts in fp32", parts * t.tile_k * t.tile_dim * 2 * 4);
 }
 
 runtime::ParameterBlock parameters(const GpuPlan& plan, const Sm90BackwardTiling& t,
@@ -217,6 +234,28 @@ runtime::ParameterBlock parameters(const GpuPlan& plan, const Sm90BackwardTiling
   return block;
 }
 
+// dQ to its type, and beside it the sums of parts.
+GpuStep finish_of_parts(const GpuPlan& plan, ConfigPrinter config, const Sm90BackwardTiling& t,
+                        const Blocks& blocks) {
+  using Arguments = device::Sm90FinishArguments;
+  constexpr std::int64_t kUnitColumns = 32;  // PartColumns, of two consumers' dK and dV
+  const std::int64_t threads = 32 * (t.tile_dim / kFinishColumns);
+  const std::int64_t units = blocks.key_tiles * 4 * t.tile_dim / kUnitColumns;
+  Arguments arguments{};
+  arguments.call = backward_arguments(plan.problem, plan.geometry);
+  arguments.order = blocks.order;
+  arguments.sum_blocks = static_cast<int>(divide_up(units, threads / kWarpgroupThreads));
+  config.boolean("kVectorReduction", true);
+  const std::int64_t all = arguments.sum_blocks + blocks.query_blocks;
+  GpuStep step = kernel_step(
+      "sm90/backward/finish.cu", "flash_bwd_sm90_finish", config, all, static_cast<int>(threads), 0,
+      fmt::format("sums of parts; dQ = scale dQ_fp32 in dq's type · {} blocks", all));
+  step.parameters = runtime::ParameterBlock(arguments);
+  patch_addresses(step.parameters, plan.problem, static_cast<int>(plan.regions.size()),
+                  offsetof(Arguments, call));
+  return step;
+}
+
 void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTiling& t,
                const Blocks& blocks) {
   // What is shown of a step is in words.
@@ -228,7 +267,8 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
   const BackwardRows rows{
       call_form(plan.problem), t.tile_q,         t.tile_dim,
       blocks.query_blocks,     t.key_stages > 1, t.ragged ? &blocks.sequences : nullptr};
-  plan.add_kernel(worded(prepare_step(plan, rows, {.zeros = t.ragged, .turns = !t.ragged},
+  const bool zeros = t.ragged || t.abreast;
+  plan.add_kernel(worded(prepare_step(plan, rows, {.zeros = zeros, .turns = !t.ragged},
                                       fmt::format("delta, LSE in base 2 · {} blocks of {} queries",
                                                   blocks.query_blocks, t.tile_q))));
   GpuStep products = worded(
@@ -238,11 +278,12 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
                               blocks.key_blocks, blocks.key_tiles, t.tile_k)));
   products.parameters = parameters(plan, t, blocks);
   plan.add_kernel(std::move(products));
-  GpuStep finish = worded(
-      finish_step(plan, rows, {1, t.tile_dim / kFinishColumns, t.tile_k},
-                  fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks", blocks.query_blocks)));
+  GpuStep finish = t.parts ? finish_of_parts(plan, config, t, blocks)
+                           : finish_step(plan, rows, {1, t.tile_dim / kFinishColumns, t.tile_k},
+                                         fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks",
+                                                     blocks.query_blocks));
   finish.shape.programmatic = t.key_stages > 1;
-  plan.add_kernel(std::move(finish));
+  plan.add_kernel(worded(std::move(finish)));
   if (plan.problem.d_sinks) plan.add_kernel(worded(sinks_step(plan, rows)));
 }
 
@@ -269,9 +310,19 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
     const internal::ContextState& context, const Problem& problem, const Geometry& g) {
   if (Status s = check(problem, g); !s.ok()) return s;
   const bool short_window = g.bounds.left + g.bounds.right < kShortWindow / g.group();
-  const Sm90BackwardTiling tiling = choose_sm90_backward_tiling(
+  Sm90BackwardTiling tiling = choose_sm90_backward_tiling(
       std::max(g.head_dim, g.head_dim_v), short_window, g.dropout > 0, g.has_lengths);
-  const Blocks blocks = count_blocks(problem, g, tiling, context.gpu()->info());
+  // Head after head tiles of different lengths part company: a group's queries come from memory
+  // once for every tile of keys. What dropout and ALiBi need of a head is found once a head.
+  tiling.abreast = is_causal(g) && g.group() > 1 && g.seqlen_k > kShortGroup && !tiling.ragged &&
+                   !tiling.dropout && !problem.alibi_slopes;
+  // Parts are walked as heads abreast are, group or not; a block has one.
+  const auto cut = problem.alibi_slopes
+                       ? std::nullopt
+                       : choose_key_parts(g, tiling, context.gpu()->info().multiprocessors);
+  if (cut) tiling.parts = tiling.abreast = true, tiling.key_stages = 1;
+  const Blocks blocks = count_blocks(problem, g, tiling, context.gpu()->info(),
+                                     cut.value_or(device::KeyParts{1, 1, 1}));
   const std::int64_t most =
       std::max({blocks.query_blocks, blocks.key_tiles, blocks.query_tiles * tiling.tile_q});
   if (most > INT32_MAX) {
@@ -280,10 +331,15 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
   auto plan = std::make_shared<GpuPlan>(*context.gpu(), problem, g);
   plan->tile_q = tiling.tile_q;
   plan->tile_k = tiling.tile_k;
-  add_regions(*plan, blocks.query_blocks * tiling.tile_q, tiling);
+  add_regions(*plan, blocks.query_blocks * tiling.tile_q, tiling, blocks.key_blocks);
   add_steps(*plan, print(problem, g, tiling), tiling, blocks);
   plan->reasons.push_back("dQ is added atomically: its last bits vary from run to run");
-  if (blocks.order.section > 1) {
+  if (cut) {
+    plan->reasons.push_back(
+        fmt::format("{} tiles of keys are cut into up to {} parts each: whole ones would leave "
+                    "multiprocessors idle",
+                    blocks.key_tiles, cut->most));
+  } else if (blocks.order.section > 1) {
     plan->reasons.push_back(fmt::format(
         "tiles of keys of {} heads go side by side, the longest first: causal tiles differ",
         blocks.order.section));

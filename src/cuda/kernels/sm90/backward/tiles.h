@@ -15,6 +15,26 @@ struct Sm90BackwardTiling {
   int key_stages = 1;
   bool dropout = false;  ///< draws lie beside the tiles of queries
   bool ragged = false;   ///< what a block knows of its sequence lies there, too
+  bool abreast = false;  ///< the query heads of a group go abreast (KeyOrder::wave)
+  bool parts = false;    ///< tiles of keys are cut (KeyParts)
+};
+
+/// How tiles of keys are cut by queries where there are too few of them. A tile has a stream of
+/// steps, each with a tile of queries; a part is a stretch of it.
+struct KeyParts {
+  int most;   ///< of a tile
+  int least;  ///< of a tile that has as many steps
+  int steps;  ///< of a part at most, where a tile has more than `least`
+
+  constexpr int of(int tile_steps) const {
+    const int wanted = (tile_steps + steps - 1) / steps;
+    const int parts = wanted < least ? least : wanted;
+    return parts < tile_steps ? parts : tile_steps;
+  }
+  /// The first step of a part, of so many.
+  static constexpr int first(int tile_steps, int part, int parts) {
+    return static_cast<int>(static_cast<long long>(tile_steps) * part / parts);
+  }
 };
 
 /// In which order tiles of keys are worked off. The first heads follow one another, each with its
@@ -25,13 +45,23 @@ struct KeyOrder {
   int tiles;    ///< of a head
   int alone;    ///< heads that follow one another
   int section;  ///< heads of a section; the last one may have fewer
+  int wave;     ///< tiles worked off at once, where a group's heads go abreast
+  KeyParts parts;
 
+  /// Where heads go abreast, whether the tile at a place meets its queries from the last ones back.
+  /// A wave of causal tiles that begin together is in step from the last queries back, and ends
+  /// tile by tile, the shortest first; the next one then begins so, and is in step from each
+  /// tile's first queries on. Its tiles end together. A section begins with a wave.
   constexpr int first_of_section(int head) const {
     return head < alone ? head : alone + (head - alone) / section * section;
   }
   constexpr int heads_from(int first) const {
     const int left = first < alone ? 1 : heads - first;
     return left < section ? left : section;
+  }
+  constexpr bool goes_back(int place) const {
+    const int first = first_of_section(place / tiles) * tiles;
+    return ((first + wave / 2) / wave + (place - first) / wave) % 2 == 0;
   }
   /// Which tile comes at a place of the order; counted head by head.
   constexpr int tile_at(int place) const {

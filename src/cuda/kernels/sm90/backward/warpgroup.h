@@ -238,6 +238,23 @@ struct Sm90KeyWarpgroup {
     }
   }
 
+  /// Leaves dK and dV of a part (PartSums).
+  __device__ void keep(float* part) const {
+    using Place = PartSums<Config>;
+    float* const own = part + consumer * Place::kConsumerFloats + 4 * thread;
+    keep_gradient<Config::kHeadDim>(rDK, own);
+    keep_gradient<Config::kHeadDimV>(rDV, own + Place::kTensorFloats);
+  }
+  template <int kHeadDim>
+  __device__ static void keep_gradient(const Gradient& sum, float* own) {
+#pragma unroll
+    for (int j = 0; j < round_up(kHeadDim, PartSums<Config>::kUnit) / 8; ++j) {
+      const float* const values = sum[j / 8] + 4 * (j % 8);
+      *reinterpret_cast<float4*>(own + j * PartSums<Config>::kFloats) =
+          make_float4(values[0], values[1], values[2], values[3]);
+    }
+  }
+
   /// dK and dV of the warpgroup's keys; key 0 is at this row of theirs.
   __device__ void store(const BackwardArguments& args, const Shape& shape, const Work& work,
                         int first_row) const {

@@ -91,6 +91,13 @@ class Training(unittest.TestCase):
         for a, b in zip(exact, rounded):
             if "loss" in a:
                 self.assertAlmostEqual(a["loss"], b["loss"], 3)
+        for mode in ("bucket", "zero1", "fsdp"):
+            self.train("lean-" + mode, 2, "--precision", "bf16-lean", "--parallel", mode)
+            self.assert_same_run("lean-" + mode, "lean-bucket")
+        got = launch(2, *SMALL, "--output", self.path("bad"), "--precision", "bf16-lean",
+                     "--shares", "4")
+        self.assertEqual(got.returncode, 2)
+        self.assertIn("shares: got 4 with bf16-lean", got.stderr)
         got = launch(2, *SMALL, "--output", self.path("bad"), "--wire", "bf16", "--parallel",
                      "zero1")
         self.assertEqual(got.returncode, 2)
@@ -284,6 +291,18 @@ class Bench(unittest.TestCase):
         for mode in ("zero2", "fsdp"):
             self.assertLess(rows[mode]["bytes"]["gradient"],
                             0.6 * rows["flat"]["bytes"]["gradient"])
+
+    def test_a_step_of_ranks_is_a_row_of_bench_step(self):
+        got = launch(2, "bench", "step", "--parallel", "fsdp", "--repeats", "2", "--warmup", "1",
+                     "--json", "-")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertNotIn("[rank 1]", got.stderr)
+        rows = json.loads(got.stdout)["results"]
+        self.assertEqual([row["pass"] for row in rows], ["forward", "forward+backward", "step"])
+        self.assertTrue(all("fsdp=2" in json.dumps(row) for row in rows), rows)
+        got = run("bench", "step", "--parallel", "fsdp")
+        self.assertEqual(got.returncode, 2)
+        self.assertIn("--parallel is about several ranks", got.stderr)
 
     def test_it_needs_ranks(self):
         got = run("bench", "parallel")

@@ -160,6 +160,25 @@ TEST(TrainPureBf16, LearnsAndKeepsHalfTheBytes) {
   EXPECT_NEAR(last, exact, 0.5);
 }
 
+TEST(TrainLeanBf16, KeepsFp32MastersAndMomentsBesideBf16Gradients) {
+  const StepOptions single = {.batch = 4};
+  StepOptions lean = single, masters = single;
+  lean.precision = Precision::kLeanBf16;
+  masters.precision = Precision::kBf16;
+  const TestStep step = TestStep::make(small_model(), lean);
+  const TestStep wide = TestStep::make(small_model(), masters);
+  const TestStep reference = TestStep::make(small_model(), single);
+  EXPECT_EQ(step.parameters->element(), Element::kFp32);
+  EXPECT_EQ(step.parameters->bytes(), wide.parameters->bytes());
+  const StepPlan& plan = step.executor->plan();
+  EXPECT_EQ(plan.tensor(plan.parameters.front().gradient).element, Element::kBf16);
+  EXPECT_EQ(plan.tensor(plan.parameters.front().first_moment).element, Element::kFp32);
+  const double first = step.loss();
+  const double last = loss_after(step, 60), exact = loss_after(reference, 60);
+  EXPECT_LT(last, first / 2);
+  EXPECT_NEAR(last, exact, 0.1);
+}
+
 TEST(TrainAutocast, TheToyModelsTypes) {
   const std::vector<AutocastRow> rows = autocast_toy(Element::kFp16);
   const Element expected[] = {Element::kFp32, Element::kFp16, Element::kFp16, Element::kFp32,

@@ -8,6 +8,7 @@
 #include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/model_flags.h"
+#include "cli/ranks.h"
 #include "cli/runs.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
@@ -49,8 +50,12 @@ struct Group {
 
 class Sweep {
  public:
-  Sweep(const Arguments& arguments, const Context& context)
+  Sweep(const Arguments& arguments, const Context& context, const train::Ranks& ranks)
       : arguments_(arguments), context_(context) {
+    base_.ranks = ranks;
+    base_.options.ranks = ranks.size();
+    base_.options.rank = ranks.rank();
+    base_.options.shares = ranks.size();
     base_.options.batch = whole(arguments, "--batch", 4, 1, kMaxSize);
     base_.options.gpu = context.device().kind == DeviceKind::kCuda;
     base_.options.accumulate = whole(arguments, "--accumulate", 1, 1, 64);
@@ -117,6 +122,10 @@ class Sweep {
       for (const std::string& operators : list_or(arguments_, "--operators", "fused")) {
         lab::StepProblem way = base_;
         std::vector<std::string> words;
+        if (way.options.ranks > 1) {
+          words.push_back(
+              fmt::format("{}={}", train::to_string(way.ranks.parallel.mode), way.options.ranks));
+        }
         way.options.attention = attention_of(attention);
         if (!way.options.attention.empty()) words.push_back(attention);
         way.options.fused = operators == "fused";
@@ -145,7 +154,8 @@ class Sweep {
       fail_usage("--fit chooses what --checkpoint says; leave one of them out");
     }
     const std::int64_t limit = fit->empty() ? limit_bytes_ : parse_bytes("--fit", *fit);
-    const Result<train::Fit> found = train::fit_step(way.model, way.options, limit);
+    const Result<train::Fit> found =
+        train::fit_step(way.model, way.options, limit, builder_of(way.ranks.parallel));
     // What no checkpointing makes fit is a result, too.
     const bool all = !found.ok() || found->checkpoint.empty();
     return {all ? std::string("none") : found->checkpoint};
@@ -195,18 +205,37 @@ void print_details(const lab::Measurement& r) {
   print_line(line);
 }
 
+// Of the ranks beside rank 0: the same steps, and nothing said.
+int take_part(const Context& context, const std::vector<Group>& groups,
+              const lab::StepBenchOptions& options) {
+  for (const Group& group : groups) {
+    for (const lab::StepProblem& way : group.ways) {
+      static_cast<void>(lab::bench_step(context, way, options));
+    }
+  }
+  return kExitOk;
+}
+
 }  // namespace
 
 int run_bench_step(const Arguments& arguments) {
-  const Context context = make_context(arguments, DefaultDevice::kGpuIfThere);
-  Sweep sweep(arguments, context);
+  const TrainingRanks started = training_ranks(arguments);
+  const train::Ranks& ranks = started.ranks;
+  if (ranks.size() > 1 && arguments.has("--peers")) {
+    fail_usage("--peers with several ranks; bench step compares one device with PyTorch");
+  }
+  const Context context =
+      make_context(arguments, ranks.size() > 1 ? DefaultDevice::kCpu : DefaultDevice::kGpuIfThere);
+  Sweep sweep(arguments, context, ranks);
   const std::vector<Group> groups = sweep.groups();
   lab::StepBenchOptions options;
   options.repeats = static_cast<int>(whole(arguments, "--repeats", 10, 1, 1'000'000));
   options.seed = static_cast<std::uint64_t>(whole(arguments, "--seed", 1, 0, INT64_MAX));
   options.limit_bytes = sweep.limit_bytes();
   options.modes = modes_of(arguments);
-  options.cancel = &interrupted();
+  // Several ranks end together: the launcher sees to it.
+  if (ranks.size() == 1) options.cancel = &interrupted();
+  if (!ranks.leads()) return take_part(context, groups, options);
   const std::unique_ptr<lab::TorchSteps> torch = start_torch(arguments, context);
   Outputs outputs(arguments, /*report=*/false);
   std::size_t planned = 0;

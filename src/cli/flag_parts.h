@@ -17,7 +17,7 @@ inline Words precision_choices() {
   return train::precision_names();
 }
 inline Words checked_precision_choices() {
-  return {"fp32", "bf16", "fp16", "bf16-pure", "fp64"};
+  return {"fp32", "bf16", "fp16", "bf16-pure", "bf16-lean", "fp64"};
 }
 inline Words operator_choices() {
   return {"fused", "unfused"};

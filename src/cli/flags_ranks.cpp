@@ -29,7 +29,7 @@ std::vector<FlagSpec> flags_of_ranks() {
   return {
       {"--ranks", "-n", "N", kValue, kLaunch, kRanks, "processes of the command, 1 to 64"},
 
-      {"--parallel", "", "MODE", kValue, kTrain, kRanks,
+      {"--parallel", "", "MODE", kValue, kTrain | kBenchStep, kRanks,
        "when ranks add their gradients: naive (after backward, one by one), flat (all at once), "
        "overlap (each beside backward), bucket (runs of them; also called ddp); with a part of the "
        "optimizer on each rank: sharded (buckets), zero1 (each gets the gradients of its part), "
@@ -55,21 +55,22 @@ std::vector<FlagSpec> flags_of_ranks() {
       {"--json", "", "FILE", kFile, kBenchParallel, kResults,
        "the rows by the schema flashlab.bench-parallel/1; - is stdout, and nothing else goes "
        "there"},
-      {"--bucket", "", "BYTES", kValue, kTrain | kBenchParallel | kExplainStep, kRanks,
+      {"--bucket", "", "BYTES", kValue, kTrain | kBenchParallel | kExplainStep | kBenchStep, kRanks,
        "gradients that are added together, 1KB to all (default 25MB)"},
-      {"--wire", "", "TYPE", kValue, kTrain | kBenchParallel | kExplainStep, kRanks,
+      {"--wire", "", "TYPE", kValue, kTrain | kBenchParallel | kExplainStep | kBenchStep, kRanks,
        "how gradients travel: fp32 (as they are), bf16 (rounded, and their fp32 sums once more: "
        "half "
        "the bytes, the bits no longer one rank's) (default fp32)",
        wire_choices},
-      {"--transport", "", "NAME", kValue, kTrain | kCheckParallel | kBenchParallel, kRanks,
+      {"--transport", "", "NAME", kValue, kTrain | kCheckParallel | kBenchParallel | kBenchStep,
+       kRanks,
        "who carries the bytes: shared (memory of one host), mpi (under mpirun) (default shared)",
        transport_choices},
       {"--quick", "", "", kSwitch, kCheckParallel, kRanks,
        "four modes of every model instead of all: a few seconds"},
       {"--threads", "", "N", kValue, kCheckParallel | kBenchParallel, kRanks,
        "CPU threads of a rank (default: all that may run)"},
-      {"--timeout", "", "SECONDS", kValue, kTrain, kRanks,
+      {"--timeout", "", "SECONDS", kValue, kTrain | kBenchStep, kRanks,
        "how long ranks wait for one of them (default 120; 600 or more until the first step has "
        "ended)"},
       {"--timeout", "", "SECONDS", kValue, kCheckParallel | kBenchParallel, kRanks,

@@ -72,7 +72,8 @@ std::vector<FlagSpec> flags_of_training() {
        "types of activations, parameters and gradients (default fp32; explain precision: bf16)",
        precision_choices},
       {"--precision", "", "NAME", kValue, kTrain, kSteps,
-       "types: bf16 and fp16 keep fp32 masters and sums, bf16-pure nothing (default fp32; a CPU's "
+       "types: bf16 and fp16 keep fp32 masters and sums, bf16-lean fp32 masters beside bf16 sums, "
+       "bf16-pure nothing (default fp32; a CPU's "
        "products are fp32 in tf32, too)",
        precision_choices},
       {"--loss-scale", "", "SCALE", kValue, kRuns, kSteps,
@@ -200,7 +201,12 @@ std::vector<CommandSpec> commands_of_training() {
         {"flashlab bench step --warmup 0,1,2,5", "what warming up is worth"},
         {"flashlab bench step --attention production,naive --checkpoint none,1", "ways to make it"},
         {"flashlab bench step --peers torch --python .venv/bin/python --output results/step",
-         "beside PyTorch, with plots and a report"}}},
+         "beside PyTorch, with plots and a report"},
+        {"flashlab launch -n 2 bench step --parallel fsdp --batch 8", "on two ranks"}},
+       {},
+       nullptr,
+       /*takes_command=*/false,
+       /*knows_ranks=*/true},
       {kAccumulate,
        "bench accumulate",
        run_accumulate,

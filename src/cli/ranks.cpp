@@ -61,10 +61,10 @@ TrainingRanks training_ranks(const Arguments& arguments) {
   if (world->alone()) {
     for (const char* flag : {"--parallel", "--bucket", "--wire", "--transport", "--timeout"}) {
       if (!arguments.has(flag)) continue;
-      fail_usage(
-          fmt::format("{} is about several ranks, and this process is alone; start them "
-                      "with flashlab launch -n 2 train ...",
-                      flag));
+      fail_usage(fmt::format(
+          "{} is about several ranks, and this process is alone; start them with flashlab "
+          "launch -n 2 {} ...",
+          flag, command(arguments.command_bit()).name));
     }
     return {};
   }

@@ -14,13 +14,14 @@ struct Row {
 using E = Element;
 
 // activation, parameter, gradient, state, statistic, tf32
-constexpr std::array<Row, 6> kTable = {{
+constexpr std::array<Row, 7> kTable = {{
     {Precision::kFp64, "fp64", {E::kFp64, E::kFp64, E::kFp64, E::kFp64, E::kFp64, false}},
     {Precision::kFp32, "fp32", {E::kFp32, E::kFp32, E::kFp32, E::kFp32, E::kFp32, false}},
     {Precision::kTf32, "tf32", {E::kFp32, E::kFp32, E::kFp32, E::kFp32, E::kFp32, true}},
     {Precision::kBf16, "bf16", {E::kBf16, E::kFp32, E::kFp32, E::kFp32, E::kFp32, false}},
     {Precision::kFp16, "fp16", {E::kFp16, E::kFp32, E::kFp32, E::kFp32, E::kFp32, false}},
     {Precision::kPureBf16, "bf16-pure", {E::kBf16, E::kBf16, E::kBf16, E::kBf16, E::kFp32, false}},
+    {Precision::kLeanBf16, "bf16-lean", {E::kBf16, E::kFp32, E::kBf16, E::kFp32, E::kFp32, false}},
 }};
 
 }  // namespace

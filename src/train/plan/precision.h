@@ -12,9 +12,9 @@
 
 namespace flashlab::train {
 
-enum class Precision : std::uint8_t { kFp64, kFp32, kTf32, kBf16, kFp16, kPureBf16 };
+enum class Precision : std::uint8_t { kFp64, kFp32, kTf32, kBf16, kFp16, kPureBf16, kLeanBf16 };
 
-/// "fp64", "fp32", "tf32", "bf16", "fp16", "bf16-pure".
+/// "fp64", "fp32", "tf32", "bf16", "fp16", "bf16-pure", "bf16-lean".
 const char* to_string(Precision precision) noexcept;
 std::optional<Precision> parse_precision(std::string_view name) noexcept;
 std::vector<std::string> precision_names();

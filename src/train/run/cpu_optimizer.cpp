@@ -104,7 +104,8 @@ void CpuExecutor::narrow_run(const T* wide, std::byte* arena, std::int64_t at, s
   }
 }
 
-// One range whose four arenas hold 16-bit numbers: runs of them become fp32 and are rounded again.
+// One range of gradients of 16 bits, and perhaps of all else: runs of them become fp32 and are
+// rounded again.
 template <class T>
 void CpuExecutor::adamw_narrow(const cpu::AdamWRange& range, const Places& first,
                                std::int64_t count) {
@@ -117,6 +118,12 @@ void CpuExecutor::adamw_narrow(const cpu::AdamWRange& range, const Places& first
     const std::int64_t run = std::min(kNarrowRun, count - at);
     widen_run(gradient_element(), gradient_arena(), first.gradient + at, wide[3], run);
     const std::int64_t places[] = {first.value + at, first.moment + at, first.moment + at};
+    if (!cpu::is_narrow(element)) {
+      T* here[3];
+      for (std::size_t i = 0; i < 3; ++i) here[i] = reinterpret_cast<T*>(arenas[i]) + places[i];
+      kernels.adamw(range, wide[3], here[0], here[1], here[2], run);
+      continue;
+    }
     for (std::size_t i = 0; i < 3; ++i) widen_run(element, arenas[i], places[i], wide[i], run);
     kernels.adamw(range, wide[3], wide[0], wide[1], wide[2], run);
     for (std::size_t i = 0; i < 3; ++i) narrow_run(wide[i], arenas[i], places[i], run);
@@ -176,7 +183,7 @@ void CpuExecutor::adamw(const Operation& operation) {
       const Places at = {(plan_.owned_values ? part.local : part.begin) + done,
                          (plan_.owned_gradients ? part.local : part.begin) + done,
                          part.local + done};
-      if (cpu::is_narrow(parameters_->element())) return adamw_narrow<T>(range, at, count);
+      if (cpu::is_narrow(gradient_element())) return adamw_narrow<T>(range, at, count);
       kernels.adamw(range, gradients + at.gradient, values + at.value, first + at.moment,
                     second + at.moment, count);
     });

@@ -251,7 +251,8 @@ Status CudaStepExecutor::pull_parameters() {
 }
 
 Result<std::byte*> CudaStepExecutor::gradients() {
-  auto memory = AlignedBytes::allocate(store_->arena_bytes(false), "gradients on the host");
+  const std::int64_t size = size_of(plan_.tensor(plan_.parameters.front().gradient).element);
+  auto memory = AlignedBytes::allocate(plan_.learned_end * size, "gradients on the host");
   if (!memory.ok()) return memory.status();
   gradients_ = std::move(*memory);
   if (Status s = wait(); !s.ok()) return s;

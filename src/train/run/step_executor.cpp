@@ -66,8 +66,9 @@ Result<BoundStep> make_step(const Context& context, StepPlan plan,
   return out;
 }
 
-Result<BoundStep> bind_step(const Context& context, StepPlan plan, std::uint64_t seed) {
-  Result<BoundStep> out = make_step(context, std::move(plan), seed);
+Result<BoundStep> bind_step(const Context& context, StepPlan plan, std::uint64_t seed,
+                            runtime::Communicator* group) {
+  Result<BoundStep> out = make_step(context, std::move(plan), seed, group);
   if (!out.ok()) return out.status();
   draw_batch(*out->executor, seed);
   out->executor->set_scalar(kLearningRate, 1e-4);

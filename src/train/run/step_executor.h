@@ -76,6 +76,7 @@ Result<BoundStep> make_step(const Context& context, StepPlan plan,
                             runtime::Communicator* group = nullptr);
 
 /// The same with a batch of random tokens.
-Result<BoundStep> bind_step(const Context& context, StepPlan plan, std::uint64_t seed);
+Result<BoundStep> bind_step(const Context& context, StepPlan plan, std::uint64_t seed,
+                            runtime::Communicator* group = nullptr);
 
 }  // namespace flashlab::train

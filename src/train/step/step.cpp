@@ -40,20 +40,28 @@ Status check_shares(const StepOptions& options) {
          fmt::format("{0}, {1} or another power of two times {0}", ranks, 2 * ranks),
          fmt::format("--shares {}, or another number of ranks", ranks)});
   }
-  if (reduces_each_micro_batch(options) &&
-      (options.gpu || options.precision == Precision::kPureBf16)) {
+  const bool narrow = size_of(policy_of(options.precision).gradient) == 2;
+  if (reduces_each_micro_batch(options) && (options.gpu || narrow)) {
     return Status::unsupported(
-        {"reduce-every", fmt::format("micro-batch {}", options.gpu ? "on a GPU" : "with bf16-pure"),
+        {"reduce-every",
+         fmt::format("micro-batch {}", options.gpu
+                                           ? "on a GPU"
+                                           : fmt::format("with {}", to_string(options.precision))),
          "step there", "--reduce-every step"});
   }
   if (shares > 1 && options.gpu) {
     return Status::unsupported({"shares", fmt::format("{} on a GPU", shares), "1 there",
                                 "--device cpu; this version deals a batch out on CPUs alone"});
   }
-  if (shares > 1 && options.precision == Precision::kPureBf16) {
-    return Status::unsupported({"shares", fmt::format("{} with bf16-pure", shares),
-                                "a precision whose gradients are fp32 or fp64",
-                                "--precision bf16 keeps them in fp32"});
+  // What ranks add is fp32 and rounded once; what a rank adds itself it would round each time.
+  const bool adds = options.mode == StepMode::kBackward || options.mode == StepMode::kFull;
+  const bool added_once = shares == ranks && options.precision == Precision::kLeanBf16;
+  if (shares > 1 && narrow && adds && !added_once) {
+    return Status::unsupported(
+        {"shares", fmt::format("{} with {}", shares, to_string(options.precision)),
+         options.precision == Precision::kLeanBf16 ? "one on each rank"
+                                                   : "a precision whose gradients are fp32 or fp64",
+         "--precision bf16 keeps them in fp32"});
   }
   return {};
 }

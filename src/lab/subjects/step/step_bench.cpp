@@ -79,17 +79,20 @@ Status run_mode(const Context& context, const StepProblem& problem, const StepBe
   train::StepOptions step = problem.options;
   step.mode = mode;
   step.context = 0;
-  Result<train::StepPlan> plan = train::build_step(problem.model, step);
+  Result<train::StepPlan> plan =
+      train::build_parallel_step(problem.model, step, problem.ranks.parallel);
   if (!plan.ok()) return plan.status();
   const train::MemoryPlan memory = train::plan_memory(*plan);
   result[kPredictedBytes] = static_cast<double>(memory.device_bytes());
   result.plan = fmt::format("{} operations", plan->operations.size());
-  if (Status s = fits_memory(context, *plan, options.limit_bytes); !s.ok()) {
+  const Status fits = fits_memory(context, *plan, options.limit_bytes);
+  if (Status s = problem.ranks.agree(fits); !s.ok()) {
     result[kPeakBytes] = static_cast<double>(memory.device_bytes());
     return s;
   }
-  Result<train::BoundStep> bound = train::bind_step(context, std::move(*plan), options.seed);
-  if (!bound.ok()) return bound.status();
+  Result<train::BoundStep> bound =
+      train::bind_step(context, std::move(*plan), options.seed, problem.ranks.group);
+  if (Status s = problem.ranks.agree(bound.status()); !s.ok()) return s;
   return time_steps(*bound->executor, {result, options, problem.warmup});
 }
 

@@ -13,6 +13,7 @@
 #include "train/model/config.h"
 #include "train/plan/memory_plan.h"
 #include "train/plan/options.h"
+#include "train/run/ranks.h"
 
 namespace flashlab::lab {
 
@@ -22,6 +23,7 @@ struct StepProblem {
   train::StepOptions options;  ///< mode and context are not read
   std::string variant;         ///< what tells it from others: "naive", "checkpoint=4"; or empty
   int warmup = 5;              ///< steps before the first sample
+  train::Ranks ranks{};        ///< several: all time the same problems, in the same order
 };
 
 struct StepBenchOptions {

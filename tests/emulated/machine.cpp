@@ -30,6 +30,7 @@ struct Stopped {
 
 constexpr int kClusterBarrier = 16;
 constexpr int kPatience = 100000;  // turns of a thread that waits for another block
+constexpr int kLate = 1000;        // of these, until a copy that is late lands all the same
 
 unsigned lanes_of(std::size_t warp) {
   const std::size_t count = std::min<std::size_t>(32, block.threads.size() - 32 * warp);
@@ -294,6 +295,7 @@ void stop(std::string message) {
 
 void give_way() {
   if (++block.idle_turns > kPatience) stop("a thread waits for another block that never comes");
+  if (block.idle_turns % kLate == 0) happen(true);
   switch_to_scheduler();
 }
 

@@ -34,8 +34,10 @@ struct Sm90BackwardTiles {
   static constexpr bool kSplitQueries = kTileQ > kWarpgroupRows;
   /// Whether blocks take tile of keys after tile of keys.
   static constexpr bool kStays = Config::kKeyStages > 1;
-  /// Whether this kernel writes the zeros that dQ is added to; else `prepare` does.
-  static constexpr bool kWritesZeros = !Config::kRagged && !Config::kAbreast;
+  /// Whether this kernel writes the zeros that dQ is added to, head by head or as its blocks come
+  /// to them; else `prepare` does.
+  static constexpr bool kWritesZeros = !Config::kRagged && !Config::kAbreast,
+                        kClaimsZeros = Config::kAbreast && !Config::kParts;
   static_assert(!Config::kRagged || !kStays);
   static_assert(!Config::kParts || (Config::kAbreast && !kStays));
   static_assert(kTileK == 128 && kTileQ * kDim == 128 * 64 && Sizes::kDim == kDim &&
@@ -134,9 +136,18 @@ struct Sm90SequencePlace {
 template <>
 struct Sm90SequencePlace<false> {};
 
+/// Steps that the producer has begun, where the warp that claims zeros keeps ahead of it.
+template <bool kCounted>
+struct Sm90StepCount {
+  volatile int steps_begun;
+};
+template <>
+struct Sm90StepCount<false> {};
+
 template <class Config>
 struct Sm90StorageParts : Sm90DrawnTiles<Config, Config::kDropout>,
-                          Sm90SequencePlace<Config::kRagged> {};
+                          Sm90SequencePlace<Config::kRagged>,
+                          Sm90StepCount<Sm90BackwardTiles<Config>::kClaimsZeros> {};
 
 template <class Config>
 struct alignas(kSlabAlignment) Sm90BackwardStorage {
@@ -178,10 +189,12 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
   __device__ void init_barriers() {
     constexpr int kConsumerWarps = Tiles::kConsumers * kWarpgroupThreads / 32;
     constexpr int kDrawingWarps = Config::kDropout;
-    constexpr int kZeroingWarps = Tiles::kWritesZeros, kCountingThreads = Tiles::kStays;
+    constexpr int kZeroingWarps = Tiles::kWritesZeros || Tiles::kClaimsZeros,
+                  kCountingThreads = Tiles::kStays;
     ring_keys.init(1, kConsumerWarps + kDrawingWarps + kZeroingWarps + kCountingThreads);
     ring_queries.init(1 + 32 * kDrawingWarps, kConsumerWarps * (Config::kDropout ? 32 : 1));
     ring_scores.init(kConsumerWarps, kConsumerWarps);
+    if constexpr (Tiles::kClaimsZeros) parts.steps_begun = 0;
     ptx::barrier_init_fence();
   }
 };

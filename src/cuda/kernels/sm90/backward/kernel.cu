@@ -42,6 +42,7 @@ struct Sm90QueryProducer {
   const Shape& shape = shared.shape(args.call);
   Ring<Config::kKeyStages> ring_keys{shared.ring_keys};
   Ring<Config::kStages> ring_queries{shared.ring_queries};
+  int steps_begun = 0;
 
   /// The next of what is left for all blocks: the first ones were given out by the launch.
   __device__ unsigned take_ticket() const {
@@ -93,6 +94,10 @@ struct Sm90QueryProducer {
                     full, ptx::kEvictLast);
     // A head's first tile is on its way while the zeros are waited for that dQ is added to.
     if (Tiles::kWritesZeros && at.tile == work.first_tile) Sm90Zeros<Config>(args).await(head);
+    if constexpr (Tiles::kClaimsZeros) {
+      shared.parts.steps_begun = ++steps_begun;
+      Sm90ClaimedZeros<Config>{args.call, shared}.await(head * work.tiles_q + at.tile);
+    }
     ptx::barrier_arrive_expect(full, shared.kQueryBytes);
     ring_queries.advance();
   }
@@ -544,6 +549,11 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
     }
     if (Tiles::kWritesZeros && threadIdx.x / 32 == kZeros) {
       Sm90Zeros<Config>(args).run(shared, args.order.tile_at(static_cast<int>(blockIdx.x)));
+    }
+    if constexpr (Tiles::kClaimsZeros) {
+      if (threadIdx.x / 32 == kZeros) {
+        Sm90ClaimedZeros<Config>{args.call, shared}.run(first, stretch);
+      }
     }
     if constexpr (Tiles::kStays) {
       if (threadIdx.x == 32 * kCounts) Sm90HeadCounter<Config>{args.call, shared}.run();

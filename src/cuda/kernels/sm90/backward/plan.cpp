@@ -267,7 +267,7 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
   const BackwardRows rows{
       call_form(plan.problem), t.tile_q,         t.tile_dim,
       blocks.query_blocks,     t.key_stages > 1, t.ragged ? &blocks.sequences : nullptr};
-  const bool zeros = t.ragged || t.abreast;
+  const bool zeros = t.ragged || t.parts;
   plan.add_kernel(worded(prepare_step(plan, rows, {.zeros = zeros, .turns = !t.ragged},
                                       fmt::format("delta, LSE in base 2 · {} blocks of {} queries",
                                                   blocks.query_blocks, t.tile_q))));

@@ -8,6 +8,15 @@
 
 namespace flashlab::device {
 
+/// Zeros to a tile of the accumulator, by a warp. `own`: a lane's first four floats there.
+template <class Config>
+__device__ inline void clear_accumulator(float4* own) {
+#pragma unroll 8
+  for (int i = 0; i < BackwardSizes<Config>::kTileFloats / 4; i += 32) {
+    own[i] = make_float4(0, 0, 0, 0);
+  }
+}
+
 /// The next tile of the accumulator is taken by a warp of any block. What a block waits for was
 /// taken by a block that runs, or its own warp takes it: nobody waits for a block to start.
 template <class Config>
@@ -64,10 +73,8 @@ struct Sm90Zeros {
       taken = __shfl_sync(ptx::kFullMask, taken, 0);
       if (taken >= all) return;
       const unsigned tile = tile_at(taken), head = tile / tiles;
-      auto* const at = static_cast<float4*>(args.regions[kRegionGradQ]) +
-                       Int64(tile) * (Tiles::Sizes::kTileFloats / 4) + lane;
-#pragma unroll 8
-      for (int i = 0; i < Tiles::Sizes::kTileFloats / 4; i += 32) at[i] = make_float4(0, 0, 0, 0);
+      clear_accumulator<Config>(static_cast<float4*>(args.regions[kRegionGradQ]) +
+                                Int64(tile) * (Tiles::Sizes::kTileFloats / 4) + lane);
       __syncwarp();
       if (lane == 0) {
         __threadfence();
@@ -88,6 +95,67 @@ struct Sm90Zeros {
       ring_keys.advance();
       if (next < 0) return;
       write(wanted(static_cast<unsigned>(next)));
+    }
+  }
+};
+
+/// Where the heads of a group go abreast: a block's warp goes through the block's own steps, a few
+/// ahead of the producer, and clears each tile of the accumulator that no other block has claimed.
+/// Who waits for a tile waits for a warp that runs.
+template <class Config>
+struct Sm90ClaimedZeros {
+  using Tiles = Sm90BackwardTiles<Config>;
+  static constexpr int kAhead = 8;  ///< steps; 24 and 64 take 1.01 of the time (NOTES.md)
+  static constexpr unsigned kFree = 0, kClaimed = 1, kCleared = 2;
+  const BackwardArguments& args;
+  Sm90BackwardStorage<Config>& shared;
+  int step = 0;
+
+  __device__ unsigned* claim_of(unsigned tile) const {
+    return static_cast<unsigned*>(args.regions[kRegionTurns]) + kFirstOfTiles + tile;
+  }
+  /// Returns when a tile is zeros.
+  __device__ void await(unsigned tile) const {
+    while (ptx::load_acquire(claim_of(tile)) != kCleared) __nanosleep(20);
+  }
+  /// Of a step, by a warp.
+  __device__ void clear(unsigned tile) const {
+    const int lane = threadIdx.x % 32;
+    unsigned before = kFree;
+    if (lane == 0) {
+      while (step > shared.parts.steps_begun + kAhead) __nanosleep(200);
+      before = atomicCAS(claim_of(tile), kFree, kClaimed);
+    }
+    if (__shfl_sync(ptx::kFullMask, before, 0) != kFree) return;
+    clear_accumulator<Config>(static_cast<float4*>(args.regions[kRegionGradQ]) +
+                              Int64(tile) * (Tiles::Sizes::kTileFloats / 4) + lane);
+    __syncwarp();
+    if (lane == 0) {
+      __threadfence();
+      atomicAdd(claim_of(tile), kCleared - kClaimed);
+    }
+  }
+  __device__ void walk(const Work& work, const Stretch& stretch) {
+    GroupCursor<true> at(work, args.shape, stretch);
+#pragma unroll 1
+    for (; at.left > 0; at.next(work, args.shape), ++step) {
+      clear((work.batch * args.shape.heads_q + at.head) * work.tiles_q + at.tile);
+    }
+  }
+  /// `first`, `stretch`: of the block's only tile of keys.
+  __device__ void run(const Work& first, const Stretch& stretch) {
+    if constexpr (!Tiles::kStays) return walk(first, stretch);
+    Ring<Config::kKeyStages> ring_keys(shared.ring_keys);
+#pragma unroll 1
+    for (;;) {
+      ring_keys.wait_full();
+      const int next = shared.work[ring_keys.stage];
+      ring_keys.release();
+      ring_keys.advance();
+      if (next < 0) return;
+      const PlacedTile<Config> placed(next);
+      const Work work = tile_of_keys<Config>(args.shape, placed.index());
+      walk(work, Stretch::whole(work, args.shape, placed.back()));
     }
   }
 };

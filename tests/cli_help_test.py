@@ -12,7 +12,7 @@ from cli_harness import Folder, run, source_root
 
 class Help(Folder):
     COMMANDS = ["info", "check", "bench", "bench weighted-sum", "compare", "explain", "precompile",
-                "cache", "train", "generate", "explain step",
+                "cache", "train", "generate", "evaluate", "export", "explain step",
                 "explain precision", "bench accumulate", "bench step",
                 "bench precision", "check step", "completion"]
 

@@ -15,8 +15,8 @@
 #include "train/run/checkpoint.h"
 #include "train/run/generator.h"
 #include "train/run/parity.h"
-#include "train/run/safetensors.h"
 #include "train/run/train_config.h"
+#include "train/weights/safetensors.h"
 #include "train_model.h"
 
 namespace flashlab::train {

@@ -277,7 +277,8 @@ def lint_built(files, read):
 ORDER_OF_SUB_ROOMS = {
     "src/lab/": ("machine", "measure", "data", "results", "check", "subjects", "python", "report",
                  "kernels"),
-    "src/train/": ("plan", "model", "layers", "step", "parallel", "cpu", "cuda", "data", "run"),
+    "src/train/": ("plan", "model", "layers", "step", "parallel", "cpu", "cuda", "data",
+                   "weights", "run"),
 }
 
 

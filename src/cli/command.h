@@ -20,6 +20,8 @@ int run_precompile(const Arguments& arguments);
 int run_cache(const Arguments& arguments);
 int run_train(const Arguments& arguments);
 int run_generate(const Arguments& arguments);
+int run_evaluate(const Arguments& arguments);
+int run_export(const Arguments& arguments);
 int run_explain_step(const Arguments& arguments);
 int run_explain_precision(const Arguments& arguments);
 int run_profile_step(const Arguments& arguments);

@@ -36,9 +36,12 @@ inline constexpr std::string_view kResults = "Results";
 // Several ranks, and what they cost.
 std::vector<FlagSpec> flags_of_ranks();
 std::vector<CommandSpec> commands_of_ranks();
-// Training on a text and what it makes; its steps, measured and checked; where their time goes.
+// Training on a text; what a trained model is good for; its steps, measured and checked; where
+// their time goes.
 std::vector<FlagSpec> flags_of_training();
 std::vector<CommandSpec> commands_of_training();
+std::vector<FlagSpec> flags_of_models();
+std::vector<CommandSpec> commands_of_models();
 std::vector<FlagSpec> flags_of_steps();
 std::vector<CommandSpec> commands_of_steps();
 std::vector<FlagSpec> flags_of_profiles();

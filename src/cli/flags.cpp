@@ -188,7 +188,7 @@ std::vector<FlagSpec> flags_of_runs() {
 
       {"--device", "", "DEVICE", kValue,
        kShaped | kCheck | kSubjects | kInfo | kBenchStep | kCheckStep | kTrain | kProfileStep |
-           kMonitor | kGenerate | kBenchPrecision,
+           kMonitor | kGenerate | kEvaluate | kBenchPrecision,
        kExecution,
        "cpu or cuda[:N] (default: the GPU where there is one that can run what is asked, else cpu; "
        "check, generate, info, bench collective and weighted-sum: cpu)"},
@@ -298,8 +298,8 @@ const std::vector<FlagSpec>& table() {
     const std::vector<FlagSpec> subjects = flags_of_subjects();
     out.insert(std::ranges::find(out, kExecution, &FlagSpec::group), subjects.begin(),
                subjects.end());
-    for (const auto part :
-         {flags_of_training, flags_of_steps, flags_of_ranks, flags_of_profiles, flags_of_results}) {
+    for (const auto part : {flags_of_training, flags_of_models, flags_of_steps, flags_of_ranks,
+                            flags_of_profiles, flags_of_results}) {
       for (const FlagSpec& flag : part()) out.push_back(flag);
     }
     return out;
@@ -418,8 +418,9 @@ CommandSpec completion() {
 const std::vector<CommandSpec>& command_table() {
   static const std::vector<CommandSpec> kCommands = [] {
     std::vector<CommandSpec> out;
-    for (const auto part : {commands_of_attention, commands_of_kernels, commands_of_training,
-                            commands_of_steps, commands_of_ranks, commands_of_profiles}) {
+    for (const auto part :
+         {commands_of_attention, commands_of_kernels, commands_of_training, commands_of_models,
+          commands_of_steps, commands_of_ranks, commands_of_profiles}) {
       for (CommandSpec& command : part()) {
         out.push_back(std::move(command));
         if (out.back().bit != kBench) continue;

@@ -36,7 +36,9 @@ enum CommandBit : unsigned {
   kLaunch = 1u << 21,
   kExplainParallel = 1u << 22,
   kBenchParallel = 1u << 23,
-  kFirstSubject = 1u << 24,  ///< and a bit each for the other subjects that have a `bench NAME`
+  kEvaluate = 1u << 17,
+  kExport = 1u << 24,
+  kFirstSubject = 1u << 25,  ///< and a bit each for the other subjects that have a `bench NAME`
 };
 constexpr unsigned kSubjects = ~(kFirstSubject - 1u);
 /// Commands that train a model on a text.

@@ -9,8 +9,6 @@ constexpr unsigned kPlanned = kStep | kProfileStep;
 constexpr unsigned kModels = kPlanned | kGenerate | kExplainPrecision;
 constexpr unsigned kSizes = kPlanned | kBenchStep;
 
-constexpr std::string_view kSampling = "Sampling";
-
 Words reduce_choices() {
   return {"step", "micro-batch"};
 }
@@ -27,6 +25,9 @@ std::vector<FlagSpec> flags_of_training() {
        "weights of this size)"},
       {"--config", "", "FILE", kFile, kPlanned, kModel,
        "a JSON file: of the whole run (train) or of the model (explain step); flags go over it"},
+      {"--init", "", "PATH", kFolder, kTrain, kModel,
+       "weights to begin with: a run, a folder of Hugging Face (GPT-2, Llama without groups), or "
+       "llm.c's .bin; step 0, no moments"},
       {"--context", "", "N", kValue, kStep, kModel, "tokens that the model sees at once"},
       {"--layers", "", "N", kValue, kSizes, kModel, "blocks"},
       {"--heads", "", "N", kValue, kSizes, kModel, "attention heads, a divisor of --width"},
@@ -41,6 +42,9 @@ std::vector<FlagSpec> flags_of_training() {
        "what to learn (default: the shipped tinyshakespeare)"},
       {"--tokens", "", "FILE[,FILE]", kList, kRuns, kText,
        "tokens instead of text: .bin files as llm.c writes them, one after the other"},
+      {"--validation-text", "", "FILE[,FILE]", kList, kTrain, kText,
+       "what validation looks at (default: the last tenth of what is learned)"},
+      {"--validation-tokens", "", "FILE[,FILE]", kList, kTrain, kText, "the same, beside --tokens"},
       {"--tokenizer", "", "NAME", kValue, kRuns, kText,
        "what a token is: character, byte, bpe (byte pairs learned from the text), or a "
        "tokenizer.json of Hugging Face with a byte-level BPE (default character)"},
@@ -93,7 +97,7 @@ std::vector<FlagSpec> flags_of_training() {
        operator_choices},
       {"--steps", "", "N", kValue, kRuns, kSteps, "updates (default 2000)"},
       {"--learning-rate", "", "X", kValue, kRuns, kSteps,
-       "its maximum (default 2e-3); the minimum keeps its ratio to it"},
+       "its maximum (default 2e-3, with --init 3e-5); the minimum keeps its ratio to it"},
       {"--minimum-learning-rate", "", "X", kValue, kRuns, kSteps, "its end (default 1e-4)"},
       {"--warmup-steps", "", "N", kValue, kRuns, kSteps, "steps to the maximum (default 100)"},
       {"--weight-decay", "", "X", kValue, kRuns, kSteps, "of matrices (default 0.1)"},
@@ -103,18 +107,6 @@ std::vector<FlagSpec> flags_of_training() {
       {"--threads", "", "N", kValue, kRuns | kGenerate, kSteps,
        "CPU threads (default: all that may run)"},
 
-      {"--prompt", "", "TEXT", kValue, kGenerate, kSampling, "how the text begins"},
-      {"--tokens", "", "N", kValue, kGenerate, kSampling, "how many to add (default 500)"},
-      {"--temperature", "", "X", kValue, kGenerate, kSampling,
-       "0: always the likeliest; 1: as learned (default 0.8)"},
-      {"--top-k", "", "N", kValue, kGenerate, kSampling, "only the N likeliest (default: all)"},
-      {"--top-p", "", "P", kValue, kGenerate, kSampling,
-       "only the likeliest that together have this probability (default 1)"},
-      {"--stop", "", "TEXT", kValue, kGenerate, kSampling, "end after this text"},
-      {"--seed", "", "N", kValue, kGenerate, kSampling, "of the draws (default 1)"},
-      {"--checkpoint", "", "DIR", kFolder, kGenerate, kModel,
-       "a run's folder (its newest checkpoint), or one of its step-N"},
-
       {"--output", "", "DIR", kFolder, kTrain, kResults,
        "config.json, log.jsonl, loss.svg, tokens and checkpoints go here (default results/<date>)"},
       {"--toy", "", "", kSwitch, kExplainPrecision, kSteps,
@@ -123,6 +115,10 @@ std::vector<FlagSpec> flags_of_training() {
        "go on with this run from its newest checkpoint, bit for bit as if it had not stopped"},
       {"--evaluate-every", "", "N", kValue, kTrain, kResults,
        "steps between looks at the validation text (default 250)"},
+      {"--evaluate-batches", "", "N", kValue, kTrain, kResults,
+       "batches of such a look, spread over the text (default 20); the last look is at all of it"},
+      {"--patience", "", "N", kValue, kTrain, kResults,
+       "end after so many looks in a row that were no better than the best (default: never)"},
       {"--sample-every", "", "N", kValue, kTrain, kResults, "steps between samples (default 500)"},
       {"--save-every", "", "N", kValue, kTrain, kResults,
        "steps between checkpoints (default 500)"},
@@ -152,6 +148,8 @@ std::vector<CommandSpec> commands_of_training() {
         {"flashlab train --tokenizer bpe --vocabulary 2000 --context 128", "byte pairs"},
         {"flashlab train --tokens train_00.bin,train_01.bin --size small", "llm.c's shards"},
         {"flashlab train --layers 6 --width 192 --heads 6 --hidden 512 --steps 5k", "a larger one"},
+        {"flashlab train --init gpt2 --text mine.txt --context 256 --steps 500",
+         "weights of Hugging Face, taught your text"},
         {"flashlab train --config run.json --learning-rate 1e-3", "a file, and a flag over it"},
         {"flashlab launch -n 2 train --parallel bucket", "two ranks on this host"},
         {"flashlab train --resume results/train-2026-11-22-101500", "go on"}},
@@ -159,16 +157,6 @@ std::vector<CommandSpec> commands_of_training() {
        nullptr,
        /*takes_command=*/false,
        /*knows_ranks=*/true},
-      {kGenerate,
-       "generate",
-       run_generate,
-       "text from a trained model",
-       "Reads a checkpoint and continues a prompt token by token, with a cache of keys and values.",
-       {{"flashlab generate --checkpoint results/train-2026-11-22-101500 --prompt ROMEO:",
-         "500 characters"},
-        {"flashlab generate --checkpoint DIR --temperature 0 --tokens 50", "the likeliest ones"},
-        {"flashlab generate --checkpoint DIR --device cuda", "decoded on the GPU"},
-        {"flashlab generate --size tiny --tokens 50", "random weights: noise"}}},
       {kExplainStep,
        "explain step",
        run_explain_step,

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/execution.h"
@@ -10,21 +10,17 @@
 #include "cli/model_flags.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
-#include "train/data/files.h"
 #include "train/data/tokenizer.h"
-#include "train/run/checkpoint.h"
 #include "train/run/generator.h"
 #include "train/step/step.h"
 
 namespace flashlab::cli {
 namespace {
 
-namespace fs = std::filesystem;
-
 struct Source {
   train::ModelConfig model;
   train::Tokenizer tokenizer = train::Tokenizer::bytes();
-  std::optional<fs::path> weights;
+  std::optional<train::ModelFiles> files;  ///< none: random weights
 };
 
 Source source_of(const Arguments& arguments) {
@@ -41,23 +37,9 @@ Source source_of(const Arguments& arguments) {
   if (arguments.has("--size")) {
     fail_usage("--size stands beside --checkpoint; a checkpoint says what model it holds");
   }
-  const Result<fs::path> checkpoint = train::find_checkpoint(*path);
-  if (!checkpoint.ok()) fail_usage("--checkpoint " + checkpoint.status().message());
-  const Result<train::RunState> state = train::load_state(*checkpoint);
-  if (!state.ok()) fail(state.status());
-  out.model = state->model;
-  out.weights = *checkpoint / "model.safetensors";
-  fs::path file = *checkpoint / "tokenizer.json";
-  if (!fs::exists(file)) file = fs::absolute(*checkpoint).parent_path() / "tokenizer.json";
-  const Result<std::string> json = train::read_file(file);
-  if (!json.ok()) fail(json.status());
-  Result<train::Tokenizer> tokenizer = train::Tokenizer::from_json(*json, file.string());
-  if (!tokenizer.ok()) fail(tokenizer.status());
-  if (tokenizer->vocabulary() != out.model.vocabulary) {
-    fail_usage(fmt::format("{} has {} tokens and the model {}", file.string(),
-                           tokenizer->vocabulary(), out.model.vocabulary));
-  }
-  out.tokenizer = std::move(*tokenizer);
+  out.files = model_files("--checkpoint", *path);
+  out.model = out.files->model;
+  out.tokenizer = tokenizer_of(arguments, *out.files);
   return out;
 }
 
@@ -75,8 +57,9 @@ train::SamplingOptions sampling_of(const Arguments& arguments) {
 }  // namespace
 
 int run_generate(const Arguments& arguments) {
-  const train::SamplingOptions sampling = sampling_of(arguments);
+  train::SamplingOptions sampling = sampling_of(arguments);
   const Source source = source_of(arguments);
+  sampling.vocabulary = source.tokenizer.vocabulary();
   const Context context = make_context(arguments);
   train::StepOptions options;
   options.mode = train::StepMode::kDecode;
@@ -86,8 +69,8 @@ int run_generate(const Arguments& arguments) {
   if (const Status s = admit_step(context, *plan); !s.ok()) fail(s);
   Result<train::ParameterStore> parameters = train::ParameterStore::create(*plan);
   if (!parameters.ok()) fail(parameters.status());
-  if (source.weights) {
-    if (const Status s = train::load_weights(*source.weights, *parameters); !s.ok()) fail(s);
+  if (source.files) {
+    if (const Status s = train::take_weights(*source.files, *parameters); !s.ok()) fail(s);
   } else {
     parameters->initialize(sampling.seed);
   }
@@ -100,7 +83,10 @@ int run_generate(const Arguments& arguments) {
   if (!tokens.ok()) fail_usage("--prompt " + tokens.status().message());
   const std::string stop = arguments.value("--stop").value_or("");
   std::string text;
-  if (arguments.has("--prompt")) print(prompt);
+  if (arguments.has("--prompt")) {
+    const bool numbers = source.tokenizer.kind() == train::Tokenizer::Kind::kNumber;
+    print(numbers && !prompt.ends_with(' ') ? prompt + " " : prompt);
+  }
   const Status made =
       (*generator)
           ->generate(*tokens, whole(arguments, "--tokens", 500, 1, kMaxSize), sampling,

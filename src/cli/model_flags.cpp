@@ -185,6 +185,8 @@ void read_sizes(const Arguments& arguments, train::TrainConfig& out) {
                 {"--shares", &out.shares, 1},
                 {"--warmup-steps", &out.warmup_steps, 0},
                 {"--evaluate-every", &out.evaluate_every, 0},
+                {"--evaluate-batches", &out.evaluate_batches, 1},
+                {"--patience", &out.patience, 0},
                 {"--save-every", &out.save_every, 0},
                 {"--sample-every", &out.sample_every, 0},
                 {"--vocabulary", &out.vocabulary, 0}};
@@ -193,6 +195,64 @@ void read_sizes(const Arguments& arguments, train::TrainConfig& out) {
   }
   out.seed = static_cast<std::uint64_t>(
       whole(arguments, "--seed", static_cast<std::int64_t>(out.seed), 0, kMaxSize));
+}
+
+}  // namespace
+
+train::ModelFiles model_files(const std::string& flag, const std::string& path) {
+  Result<train::ModelFiles> files = train::open_model(path);
+  if (!files.ok() && files.status().code() == StatusCode::kIoError) fail(files.status());
+  if (!files.ok()) fail_usage(flag + " " + files.status().message());
+  return std::move(*files);
+}
+
+train::Tokenizer tokenizer_of(const Arguments& arguments, const train::ModelFiles& files) {
+  const std::filesystem::path file = arguments.value("--tokenizer").value_or(files.tokenizer);
+  if (file.empty()) return train::Tokenizer::numbers(files.model.vocabulary);
+  const Result<std::string> json = train::read_file(file);
+  if (!json.ok()) fail_usage(json.status().message());
+  Result<train::Tokenizer> out = train::Tokenizer::from_json(*json, file.string());
+  if (!out.ok()) fail_usage(out.status().message());
+  if (out->vocabulary() > files.model.vocabulary) {
+    fail_usage(fmt::format("{} has {} tokens and the model {} rows", file.string(),
+                           out->vocabulary(), files.model.vocabulary));
+  }
+  return std::move(*out);
+}
+
+namespace {
+
+// The model is that of the weights; what flags may still say is how much of its context is used.
+void read_init(const Arguments& arguments, train::TrainConfig& out) {
+  const auto path = arguments.value("--init");
+  if (path) out.init = std::filesystem::absolute(*path).lexically_normal().string();
+  if (out.init.empty()) return;
+  for (const char* flag : {"--size", "--layers", "--heads", "--width", "--hidden"}) {
+    if (arguments.has(flag)) {
+      fail_usage(fmt::format("{} stands beside --init; the weights say what model they are", flag));
+    }
+  }
+  const train::ModelFiles files = model_files("--init", out.init);
+  const std::int64_t context = files.model.context;
+  // A run's own config.json has both.
+  if (path || out.model == defaults().model) {
+    const double dropout = out.model.dropout;
+    out.model = files.model;
+    out.model.dropout = dropout;
+  }
+  out.model = model_of(arguments, out.model);
+  if (out.model.family == train::Family::kGpt2 && out.model.context > context) {
+    fail_usage(fmt::format("--context {}: the weights of --init have {} positions; give at most {}",
+                           out.model.context, context, context));
+  }
+  if (path && !arguments.has("--config")) {
+    out.learning_rate = 3e-5;
+    out.minimum_learning_rate = 3e-6;
+  }
+  if (out.tokenizer == defaults().tokenizer && !arguments.has("--tokenizer") &&
+      !files.tokenizer.empty()) {
+    out.tokenizer = std::filesystem::absolute(files.tokenizer).lexically_normal().string();
+  }
 }
 
 }  // namespace
@@ -206,13 +266,23 @@ train::TrainConfig train_config_of(const Arguments& arguments) {
     if (!read.ok()) fail_usage("--config " + read.status().message());
     out = *read;
   }
-  out.model = model_of(arguments, out.model);
+  read_init(arguments, out);
+  if (out.init.empty()) out.model = model_of(arguments, out.model);
   read_sizes(arguments, out);
   if (arguments.has("--text")) out.text = arguments.list("--text");
   if (arguments.has("--tokens")) {
     out.tokens = arguments.list("--tokens");
     // A folder can be resumed from anywhere.
     for (std::string& file : out.tokens) file = std::filesystem::absolute(file).string();
+  }
+  if (arguments.has("--validation-text")) {
+    out.validation_text = arguments.list("--validation-text");
+  }
+  if (arguments.has("--validation-tokens")) {
+    out.validation_tokens = arguments.list("--validation-tokens");
+    for (std::string& file : out.validation_tokens) {
+      file = std::filesystem::absolute(file).string();
+    }
   }
   out.tokenizer = arguments.value("--tokenizer").value_or(out.tokenizer);
   // bench precision has a list of them.
@@ -243,7 +313,12 @@ train::TrainConfig train_config_of(const Arguments& arguments) {
   out.minimum_learning_rate = real(arguments, "--minimum-learning-rate", least);
   out.optimizer.weight_decay = real(arguments, "--weight-decay", out.optimizer.weight_decay);
   out.optimizer.max_norm = real(arguments, "--max-norm", out.optimizer.max_norm);
-  if (const Status s = train::validate(out); !s.ok()) fail_usage("--" + s.message());
+  if (const Status s = train::validate(out); !s.ok()) {
+    // A file's keys are flags with other dashes.
+    ErrorDetail detail = s.detail();
+    std::ranges::replace(detail.argument, '_', '-');
+    fail_usage("--" + Status::invalid(std::move(detail)).message());
+  }
   RunFacts facts = {{train::to_string(out.precision)}, out.tokenizer, !out.tokens.empty()};
   if (arguments.command_bit() == kBenchPrecision) {
     facts.precisions = arguments.list("--precision");

@@ -8,9 +8,11 @@
 
 #include "cli/flags.h"
 #include "flashlab/context.h"
+#include "train/data/tokenizer.h"
 #include "train/model/config.h"
 #include "train/parallel/data_parallel.h"
 #include "train/plan/step_plan.h"
+#include "train/run/take_weights.h"
 #include "train/run/train_config.h"
 #include "train/step/fit.h"
 
@@ -52,6 +54,13 @@ train::BuildStep builder_of(const train::ParallelOptions& parallel);
 /// Whether a step's planned memory is there: asked before anything is drawn or made. What is not is
 /// the input's fault: exit code 2.
 Status admit_step(const Context& context, const train::StepPlan& plan);
+
+/// The model and weights at --checkpoint or --init. Throws Failure.
+train::ModelFiles model_files(const std::string& flag, const std::string& path);
+
+/// --tokenizer, or the one beside the weights; without both tokens are numbers. Throws Failure: a
+/// file that is none, or has more words than the model has rows.
+train::Tokenizer tokenizer_of(const Arguments& arguments, const train::ModelFiles& files);
 
 /// --precision; fp32 when it was not given.
 train::Precision precision_of(const Arguments& arguments, train::Precision fallback);

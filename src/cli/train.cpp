@@ -220,13 +220,20 @@ void say_end(const train::Trainer& trainer, const train::TrainOutcome& outcome,
                            outcome.steps, folder));
     return;
   }
+  if (outcome.patience) {
+    print_line(fmt::format("patience {} looks at the validation text were no better than the best",
+                           trainer.config().patience));
+  }
   print_line(fmt::format("done     validation loss {:.4f} after {} steps in {} · curve {}/loss.svg",
                          *outcome.validation_loss, outcome.steps, duration(progress.seconds()),
                          folder));
+  const train::TrainConfig& config = trainer.config();
+  // Another text need not have these letters.
+  const bool shipped = config.text.empty() && config.tokens.empty() && config.init.empty();
   print_line(
-      fmt::format("next     flashlab generate --checkpoint {} --prompt \"ROMEO:\" · flashlab "
-                  "train --text mine.txt",
-                  folder));
+      fmt::format("next     flashlab generate --checkpoint {}{} · flashlab train --text "
+                  "mine.txt",
+                  folder, shipped ? " --prompt \"ROMEO:\"" : ""));
 }
 
 std::string words_of_divergence(const train::TrainOutcome& outcome) {

@@ -42,6 +42,13 @@ class BytePairReader {
     return base::json_text(value).substr(0, 80);
   }
 
+  // Nothing, or a sequence of nothing.
+  static bool changes_nothing(const nlohmann::json& normalizer) {
+    if (normalizer.is_null()) return true;
+    return normalizer.is_object() && normalizer.value("type", "") == "Sequence" &&
+           normalizer.value("normalizers", nlohmann::json()) == nlohmann::json::array();
+  }
+
   const nlohmann::json& model() const { return json_["model"]; }
 
   // What would change a text or its tokens, and is not computed here.
@@ -49,7 +56,7 @@ class BytePairReader {
     if (model().value("type", "") != "BPE") {
       return bad("model.type", shown(model().value("type", nlohmann::json())), "BPE");
     }
-    if (const auto at = json_.find("normalizer"); at != json_.end() && !at->is_null()) {
+    if (const auto at = json_.find("normalizer"); at != json_.end() && !changes_nothing(*at)) {
       return bad("normalizer", shown(*at), "null: the text's bytes as they are");
     }
     for (const char* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {

@@ -60,9 +60,28 @@ Result<std::int64_t> training_part(std::int64_t tokens, const TextOptions& optio
   return kept;
 }
 
+// Texts that are apart are each longer than the context.
+Status check_lengths(std::int64_t training, std::int64_t validation, const TextOptions& options) {
+  if (training <= options.context) return too_short(training, "training", options.context);
+  if (validation <= options.context) return too_short(validation, "validation", options.context);
+  return {};
+}
+
+Result<std::vector<TokenFile>> open_files(const std::vector<std::filesystem::path>& paths,
+                                          std::int64_t vocabulary);
+
 Result<RunText> split_tokens(Tokenizer tokenizer, std::vector<TokenFile> files,
                              const TextOptions& options) {
   const Tokens all(std::move(files));
+  if (!options.validation_tokens.empty()) {
+    Result<std::vector<TokenFile>> others =
+        open_files({options.validation_tokens.begin(), options.validation_tokens.end()},
+                   tokenizer.vocabulary());
+    if (!others.ok()) return others.status();
+    Tokens validation(std::move(*others));
+    if (Status s = check_lengths(all.size(), validation.size(), options); !s.ok()) return s;
+    return RunText{std::move(tokenizer), all, std::move(validation)};
+  }
   const Result<std::int64_t> kept = training_part(all.size(), options);
   if (!kept.ok()) return kept.status();
   return RunText{std::move(tokenizer), all.part(0, *kept), all.part(*kept, all.size() - *kept)};
@@ -108,6 +127,15 @@ Result<RunText> prepare_tokens(const std::filesystem::path& folder, const TextOp
                 : Result<RunText>(s);
 }
 
+Result<std::vector<std::int32_t>> validation_text(const Tokenizer& tokenizer,
+                                                  const TextOptions& options) {
+  const Result<std::string> text = read_all(options.validation_files);
+  if (!text.ok()) return text.status();
+  Result<std::vector<std::int32_t>> out = tokenizer.encode(*text, options.stop);
+  if (!out.ok()) return unusable("validation", out.status());
+  return out;
+}
+
 }  // namespace
 
 Status check_tokenizer(const std::string& name) {
@@ -132,16 +160,26 @@ Result<RunText> prepare_text(const std::filesystem::path& folder, const TextOpti
   if (base::is_set(options.stop)) {
     return Status(StatusCode::kIoError, {"text", "a stop before it was all tokens", "", ""});
   }
-  const std::span<const std::int32_t> all = *tokens;
-  const Result<std::int64_t> kept = training_part(static_cast<std::int64_t>(all.size()), options);
-  if (!kept.ok()) return kept.status();
-  const auto cut = static_cast<std::size_t>(*kept);
+  std::span<const std::int32_t> all = *tokens, validation;
+  std::vector<std::int32_t> others;
+  if (options.validation_files.empty()) {
+    const Result<std::int64_t> kept = training_part(std::ssize(all), options);
+    if (!kept.ok()) return kept.status();
+    const auto cut = static_cast<std::size_t>(*kept);
+    validation = all.subspan(cut);
+    all = all.first(cut);
+  } else {
+    Result<std::vector<std::int32_t>> read = validation_text(*tokenizer, options);
+    if (!read.ok()) return read.status();
+    others = std::move(*read);
+    validation = others;
+    if (Status s = check_lengths(std::ssize(all), std::ssize(others), options); !s.ok()) return s;
+  }
   const std::int64_t vocabulary = tokenizer->vocabulary();
-  if (Status s = write_token_file(folder / "train.bin", all.first(cut), vocabulary); !s.ok()) {
+  if (Status s = write_token_file(folder / "train.bin", all, vocabulary); !s.ok()) {
     return s;
   }
-  if (Status s = write_token_file(folder / "validation.bin", all.subspan(cut), vocabulary);
-      !s.ok()) {
+  if (Status s = write_token_file(folder / "validation.bin", validation, vocabulary); !s.ok()) {
     return s;
   }
   if (Status s = write_file(folder / "tokenizer.json", tokenizer->to_json()); !s.ok()) return s;

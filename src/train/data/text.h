@@ -15,8 +15,9 @@
 namespace flashlab::train {
 
 struct TextOptions {
-  std::vector<std::string> files{};     ///< none: the shipped text
-  std::vector<std::string> tokens{};    ///< token files instead of text
+  std::vector<std::string> files{};   ///< none: the shipped text
+  std::vector<std::string> tokens{};  ///< token files instead of text
+  std::vector<std::string> validation_files{}, validation_tokens{};  ///< none: the end of the above
   std::string tokenizer = "character";  ///< byte, character, bpe, or a tokenizer.json
   std::int64_t vocabulary = 0;  ///< of bpe, or of token files without a tokenizer; 0: the usual one
   double validation_fraction = 0.1;

@@ -1,13 +1,8 @@
 #include "train/data/token_file.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -44,29 +39,16 @@ Status write_token_file(const std::filesystem::path& path, std::span<const std::
 }
 
 Result<TokenFile> TokenFile::open(const std::filesystem::path& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat info = {};
-  if (file < 0 || ::fstat(file, &info) != 0) {
-    const Status failed = io_error(path, "read");
-    if (file >= 0) ::close(file);
-    return failed;
-  }
+  Result<MappedFile> file = MappedFile::open(path);
+  if (!file.ok()) return file.status();
   TokenFile out;
-  out.bytes_ = static_cast<std::size_t>(info.st_size);
-  if (out.bytes_ < kHeaderBytes) {
-    ::close(file);
-    return malformed(path, fmt::format("{} bytes", info.st_size), "a header of 1024 bytes");
+  out.file_ = std::move(*file);
+  const std::size_t bytes = out.file_.bytes().size();
+  if (bytes < kHeaderBytes) {
+    return malformed(path, fmt::format("{} bytes", bytes), "a header of 1024 bytes");
   }
-  void* mapping = ::mmap(nullptr, out.bytes_, PROT_READ, MAP_PRIVATE, file, 0);
-  const int mapping_error = errno;
-  ::close(file);
-  if (mapping == MAP_FAILED) {
-    errno = mapping_error;
-    return io_error(path, "mapped");
-  }
-  out.mapping_ = mapping;
   std::int32_t header[3];
-  std::memcpy(header, mapping, sizeof header);
+  std::memcpy(header, out.file_.bytes().data(), sizeof header);
   out.wide_ = header[0] == kWideMagic;
   const bool known = out.wide_ ? header[1] == kWideVersion
                                : header[0] == kNarrowMagic && header[1] == kNarrowVersion;
@@ -76,8 +58,8 @@ Result<TokenFile> TokenFile::open(const std::filesystem::path& path) {
   }
   out.count_ = header[2];
   const std::size_t element = out.wide_ ? 4 : 2;
-  if (header[2] < 0 || out.bytes_ != kHeaderBytes + static_cast<std::size_t>(header[2]) * element) {
-    return malformed(path, fmt::format("{} bytes for {} tokens", out.bytes_, header[2]),
+  if (header[2] < 0 || bytes != kHeaderBytes + static_cast<std::size_t>(header[2]) * element) {
+    return malformed(path, fmt::format("{} bytes for {} tokens", bytes, header[2]),
                      fmt::format("1024 and {} a token", element));
   }
   out.path_ = path;
@@ -95,30 +77,8 @@ Status TokenFile::check(std::int64_t vocabulary) const {
   return {};
 }
 
-TokenFile::TokenFile(TokenFile&& other) noexcept {
-  *this = std::move(other);
-}
-
-TokenFile& TokenFile::operator=(TokenFile&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(mapping_, other.mapping_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(count_, other.count_);
-  std::swap(wide_, other.wide_);
-  return *this;
-}
-
-TokenFile::~TokenFile() {
-  unmap();
-}
-
-void TokenFile::unmap() noexcept {
-  if (mapping_) ::munmap(mapping_, bytes_);
-  mapping_ = nullptr;
-}
-
 std::int32_t TokenFile::operator[](std::int64_t i) const {
-  const char* tokens = static_cast<const char*>(mapping_) + kHeaderBytes;
+  const char* tokens = file_.bytes().data() + kHeaderBytes;
   if (wide_) {
     std::int32_t token;
     std::memcpy(&token, tokens + 4 * i, sizeof token);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "flashlab/status.h"
+#include "train/data/mapped_file.h"
 
 namespace flashlab::train {
 
@@ -26,9 +27,6 @@ class TokenFile {
  public:
   /// Errors: kIoError; kInvalidArgument (no header, a size that does not fit).
   static Result<TokenFile> open(const std::filesystem::path& path);
-  TokenFile(TokenFile&& other) noexcept;
-  TokenFile& operator=(TokenFile&& other) noexcept;
-  ~TokenFile();
 
   std::int64_t size() const { return count_; }
   const std::filesystem::path& path() const { return path_; }
@@ -41,10 +39,8 @@ class TokenFile {
 
  private:
   TokenFile() = default;
-  void unmap() noexcept;
   std::filesystem::path path_;
-  void* mapping_ = nullptr;
-  std::size_t bytes_ = 0;
+  MappedFile file_;
   std::int64_t count_ = 0;
   bool wide_ = false;
 };

@@ -19,6 +19,29 @@ Status no_utf8(std::size_t at) {
                           "UTF-8 for a vocabulary of characters", "use --tokenizer byte"});
 }
 
+// The vocabulary of a tokenizer.json that joins nothing and cuts nothing, by number.
+std::optional<std::vector<std::string>> whole_characters(const nlohmann::json& json) {
+  const auto& model = json["model"];
+  const auto cut = json.find("pre_tokenizer");
+  if (!model.is_object() || model.value("type", nlohmann::json()) != "BPE" || cut == json.end() ||
+      !cut->is_null()) {
+    return std::nullopt;
+  }
+  const auto merges = model.find("merges"), vocabulary = model.find("vocab");
+  if (merges == model.end() || !merges->is_array() || !merges->empty() ||
+      vocabulary == model.end() || !vocabulary->is_object()) {
+    return std::nullopt;
+  }
+  std::vector<std::string> out(vocabulary->size());
+  for (const auto& [character, number] : vocabulary->items()) {
+    if (!number.is_number_unsigned() || number.get<std::uint64_t>() >= out.size()) {
+      return std::nullopt;
+    }
+    out[number.get<std::size_t>()] = character;
+  }
+  return out;
+}
+
 }  // namespace
 
 const char* to_string(Tokenizer::Kind kind) noexcept {
@@ -169,11 +192,54 @@ std::string Tokenizer::to_json() const {
   return base::json_text(out) + "\n";
 }
 
+// Bytes and characters are byte pairs of which none is ever joined.
+std::optional<std::string> Tokenizer::to_hugging_face() const {
+  if (kind_ == Kind::kNumber) return std::nullopt;
+  if (kind_ == Kind::kBytePairs) return pairs_->to_json();
+  using Json = nlohmann::ordered_json;
+  const bool bytes = kind_ == Kind::kByte;
+  Json words = Json::object(), json;
+  for (std::int64_t i = 0; i < vocabulary(); ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    words[bytes ? spelt(std::string(1, static_cast<char>(i))) : characters_[at]] = i;
+  }
+  json["version"] = "1.0";
+  for (const char* name : {"truncation", "padding", "normalizer", "post_processor"}) {
+    json[name] = nullptr;
+  }
+  const Json byte_level = {{"type", "ByteLevel"},
+                           {"add_prefix_space", false},
+                           {"trim_offsets", true},
+                           {"use_regex", false}};
+  json["added_tokens"] = Json::array();
+  json["pre_tokenizer"] = bytes ? byte_level : Json(nullptr);
+  json["decoder"] = bytes ? byte_level : Json{{"type", "Fuse"}};
+  json["model"] = {{"type", "BPE"}, {"vocab", std::move(words)}, {"merges", Json::array()}};
+  for (const char* name :
+       {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"}) {
+    json["model"][name] = nullptr;
+  }
+  return base::json_text(json, 1) + "\n";
+}
+
+// In the order of their numbers, which must be that of their codes.
+Result<Tokenizer> Tokenizer::from_characters(const std::vector<std::string>& characters) {
+  std::string text;
+  for (const std::string& character : characters) text += character;
+  Result<Tokenizer> out = characters_of(text);
+  if (out.ok() && out->characters_ != characters) {
+    return Status::invalid({"tokenizer", "characters in another order, or several at once",
+                            "each character once, in the order of their codes", ""});
+  }
+  return out;
+}
+
 Result<Tokenizer> Tokenizer::from_json(std::string_view json, std::string_view source) {
   const Status bad = Status::invalid({std::string(source), "no tokenizer",
                                       "a tokenizer.json of flashlab train or Hugging Face", ""});
   const auto parsed = base::read_json(json);
   if (parsed.is_object() && parsed.contains("model")) {
+    if (const auto characters = whole_characters(parsed)) return from_characters(*characters);
     Result<BytePairs> pairs = BytePairs::from_json(json, source);
     if (!pairs.ok()) return pairs.status();
     return byte_pairs(std::move(*pairs));
@@ -185,16 +251,15 @@ Result<Tokenizer> Tokenizer::from_json(std::string_view json, std::string_view s
     return numbers(parsed["vocabulary"].get<std::int64_t>());
   }
   if (parsed["kind"] != "character" || !parsed.contains("characters")) return bad;
-  std::string text;
+  std::vector<std::string> all;
   const auto& characters = parsed["characters"];
   if (!characters.is_array()) return bad;
   for (const auto& character : characters) {
     if (!character.is_string()) return bad;
-    text += character.get<std::string>();
+    all.push_back(character.get<std::string>());
   }
-  Result<Tokenizer> out = characters_of(text);
-  if (!out.ok() || out->characters_.size() != characters.size()) return bad;
-  return out;
+  Result<Tokenizer> out = from_characters(all);
+  return out.ok() ? std::move(out) : Result<Tokenizer>(bad);
 }
 
 }  // namespace flashlab::train

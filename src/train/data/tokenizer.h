@@ -47,9 +47,13 @@ class Tokenizer {
 
   /// Byte pairs in Hugging Face's format.
   std::string to_json() const;
+  /// A tokenizer.json that Hugging Face's library opens, of the same tokens; from_json reads it,
+  /// too. None of numbers.
+  std::optional<std::string> to_hugging_face() const;
   static Result<Tokenizer> from_json(std::string_view json, std::string_view source);
 
  private:
+  static Result<Tokenizer> from_characters(const std::vector<std::string>& characters);
   Result<std::vector<std::int32_t>> encode_numbers(std::string_view text) const;
 
   Kind kind_ = Kind::kByte;

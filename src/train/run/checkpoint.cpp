@@ -49,23 +49,6 @@ std::vector<std::int64_t> file_shape(const ParameterPart& part) {
   return shape;
 }
 
-std::int64_t elements_of(const ParameterPart& part) {
-  std::int64_t count = 1;
-  for (const std::int64_t extent : part.shape) count *= extent;
-  return count;
-}
-
-// visit(part, its first element of all) for every part of every parameter that the arena has.
-template <class Visit>
-void each_part(const ParameterStore& store, StoreArena arena, const Visit& visit) {
-  for (const Parameter& parameter : store.parameters()) {
-    if (parameter.frozen && arena != StoreArena::kValues) continue;
-    for (const ParameterPart& part : parameter.parts) {
-      visit(part, parameter.offset + part.first_row * elements_of(part) / part.shape[0]);
-    }
-  }
-}
-
 // A tensor of a file, and where it lies in the store.
 struct Entry {
   std::string name;
@@ -261,10 +244,17 @@ Status write_contents(const fs::path& at, const RunState& state, const Parameter
     if (Status s = write_tensors(at / name, store, read, moments, failed); !s.ok()) return s;
   }
   if (!failed.ok()) return failed;
+  for (const auto& [name, text] : state.others) {
+    if (Status s = write_file(at / name, text); !s.ok()) return s;
+  }
   nlohmann::ordered_json json;
   json["step"] = state.step;
   json["model"] = base::read_json<nlohmann::ordered_json>(state.model.to_json());
   if (state.loss_scale[0] != 0) json["loss_scale"] = state.loss_scale;
+  if (state.best_look) {
+    json["best_validation_loss"] = *state.best_look;
+    json["looks_since"] = state.looks_since;
+  }
   if (!state.config.empty()) json["config"] = base::read_json<nlohmann::ordered_json>(state.config);
   return write_file(at / "state.json", base::json_text(json, 1) + "\n");
 }
@@ -388,6 +378,12 @@ Result<RunState> load_state(const fs::path& checkpoint) {
   }
   if (const auto config = json.find("config"); config != json.end())
     out.config = base::json_text(*config);
+  const auto best = json.find("best_validation_loss"), since = json.find("looks_since");
+  if (best != json.end() && since != json.end() && best->is_number() &&
+      since->is_number_integer()) {
+    out.best_look = best->get<double>();
+    out.looks_since = since->get<std::int64_t>();
+  }
   const auto scale = json.find("loss_scale");
   if (scale == json.end()) return out;
   const bool numbers = scale->is_array() && scale->size() == out.loss_scale.size() &&

@@ -5,6 +5,7 @@
 //   FOLDER/step-1200/model.safetensors      parameters, by the course's or Hugging Face's names
 //   FOLDER/step-1200/optimizer.safetensors  both moments under the same names
 //   FOLDER/step-1200/state.json             step, model, what was reached
+// and of GPT-2's family config.json and tokenizer.json, by which Hugging Face's library opens it.
 //
 // A checkpoint is written under a temporary name and renamed when all of it is on the disk: a
 // folder step-N is whole, whatever ended the process.
@@ -13,13 +14,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 
 #include "flashlab/status.h"
 #include "train/model/config.h"
 #include "train/run/parameters.h"
-#include "train/run/safetensors.h"
+#include "train/weights/safetensors.h"
 
 namespace flashlab::train {
 
@@ -30,6 +32,11 @@ struct RunState {
   std::array<float, kLossScaleNumbers> loss_scale{};
   /// The run's configuration, as TrainConfig::to_json writes it; empty: the checkpoint has none.
   std::string config{};
+  /// The best look at the validation text, and how many came after it; none: nobody asks.
+  std::optional<double> best_look{};
+  std::int64_t looks_since = 0;
+  /// Names and contents of what other programs read beside the weights.
+  std::map<std::string, std::string> others{};
 };
 
 /// Elements [begin, end) of all parameters as their arena has them, wherever they are kept.

@@ -89,14 +89,25 @@ Status Generator::generate(const std::vector<std::int32_t>& prompt, std::int64_t
 }
 
 std::int32_t sample(std::vector<double> logits, const SamplingOptions& options, double unit) {
+  if (options.vocabulary > 0) {
+    logits.resize(std::min(logits.size(), static_cast<std::size_t>(options.vocabulary)));
+  }
+  if (options.temperature == 0) {
+    return static_cast<std::int32_t>(std::ranges::max_element(logits) - logits.begin());
+  }
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
-    return logits[static_cast<std::size_t>(a)] > logits[static_cast<std::size_t>(b)];
-  });
-  if (options.temperature == 0) return order[0];
   std::size_t kept = order.size();
   if (options.top_k > 0) kept = std::min(kept, static_cast<std::size_t>(options.top_k));
+  // Only as many as can be drawn; of equally likely ones the lower number stands before.
+  const auto before = [&](std::int32_t a, std::int32_t b) {
+    const double left = logits[static_cast<std::size_t>(a)];
+    const double right = logits[static_cast<std::size_t>(b)];
+    return left > right || (left == right && a < b);
+  };
+  const auto end = order.begin() + static_cast<std::ptrdiff_t>(kept);
+  kept < order.size() ? std::partial_sort(order.begin(), end, order.end(), before)
+                      : std::sort(order.begin(), end, before);
   const double top = logits[static_cast<std::size_t>(order[0])];
   std::vector<double> weights;
   for (std::size_t i = 0; i < kept; ++i) {

@@ -19,6 +19,8 @@ struct SamplingOptions {
   std::int64_t top_k = 0;  ///< only the k likeliest; 0: all
   double top_p = 1;        ///< only the likeliest that together have this probability
   std::uint64_t seed = 1;
+  /// Only the first so many tokens: a table may have rows that no word has. 0: all.
+  std::int64_t vocabulary = 0;
 };
 
 class Generator {

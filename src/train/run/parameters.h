@@ -111,4 +111,21 @@ class ParameterStore {
   std::shared_ptr<DeviceParameters> on_device_;
 };
 
+inline std::int64_t elements_of(const ParameterPart& part) {
+  std::int64_t count = 1;
+  for (const std::int64_t extent : part.shape) count *= extent;
+  return count;
+}
+
+/// visit(part, its first element of all) for every part of every parameter that the arena has.
+template <class Visit>
+void each_part(const ParameterStore& store, StoreArena arena, const Visit& visit) {
+  for (const Parameter& parameter : store.parameters()) {
+    if (parameter.frozen && arena != StoreArena::kValues) continue;
+    for (const ParameterPart& part : parameter.parts) {
+      visit(part, parameter.offset + part.first_row * elements_of(part) / part.shape[0]);
+    }
+  }
+}
+
 }  // namespace flashlab::train

@@ -11,9 +11,9 @@
 #include "train/cpu/narrow.h"
 #include "train/data/files.h"
 #include "train/run/checkpoint.h"
-#include "train/run/safetensors.h"
 #include "train/run/step_executor.h"
 #include "train/step/step.h"
+#include "train/weights/safetensors.h"
 
 namespace flashlab::train {
 namespace {

@@ -28,6 +28,8 @@ constexpr WholeKey kWholeKeys[] = {{"steps", &TrainConfig::steps, 1},
                                    {"shares", &TrainConfig::shares, 1},
                                    {"warmup_steps", &TrainConfig::warmup_steps, 0},
                                    {"evaluate_every", &TrainConfig::evaluate_every, 0},
+                                   {"evaluate_batches", &TrainConfig::evaluate_batches, 1},
+                                   {"patience", &TrainConfig::patience, 0},
                                    {"save_every", &TrainConfig::save_every, 0},
                                    {"sample_every", &TrainConfig::sample_every, 0},
                                    {"sample_tokens", &TrainConfig::sample_tokens, 0},
@@ -49,10 +51,24 @@ constexpr RealKey kRealKeys[] = {
     {"epsilon", nullptr, &OptimizerOptions::epsilon},
     {"max_norm", nullptr, &OptimizerOptions::max_norm}};
 
+struct ListKey {
+  const char* name;
+  std::vector<std::string> TrainConfig::*field;
+};
+constexpr ListKey kListKeys[] = {{"text", &TrainConfig::text},
+                                 {"tokens", &TrainConfig::tokens},
+                                 {"validation_text", &TrainConfig::validation_text},
+                                 {"validation_tokens", &TrainConfig::validation_tokens},
+                                 {"freeze", &TrainConfig::freeze}};
+
+constexpr const char* kWords[] = {"init",      "tokenizer", "precision",   "loss_scale",
+                                  "attention", "operators", "checkpoint",  "seed",
+                                  "optimizer", "documents", "reduce_every"};
+
 std::vector<std::string> known_keys() {
-  std::vector<std::string> out = {
-      "model",     "text",       "tokens", "tokenizer", "precision", "loss_scale",   "attention",
-      "operators", "checkpoint", "seed",   "optimizer", "documents", "reduce_every", "freeze"};
+  std::vector<std::string> out = {"model"};
+  for (const ListKey& key : kListKeys) out.emplace_back(key.name);
+  for (const char* key : kWords) out.emplace_back(key);
   for (const WholeKey& key : kWholeKeys) out.emplace_back(key.name);
   for (const RealKey& key : kRealKeys) out.emplace_back(key.name);
   return out;
@@ -65,16 +81,15 @@ Status bad(std::string_view source, const std::string& key, const Json& got, std
 
 Status read_words(const std::string& key, const Json& value, std::string_view source,
                   TrainConfig& out) {
-  if (key == "text" || key == "tokens" || key == "freeze") {
+  for (const ListKey& list : kListKeys) {
+    if (key != list.name) continue;
     const char* expected = key == "freeze" ? "a list of patterns" : "a list of file names";
     if (!value.is_array()) return bad(source, key, value, expected);
-    std::vector<std::string>& words = key == "text"     ? out.text
-                                      : key == "tokens" ? out.tokens
-                                                        : out.freeze;
-    words.clear();
-    for (const Json& word : value) {
-      if (!word.is_string()) return bad(source, key, value, expected);
-      words.push_back(word.get<std::string>());
+    std::vector<std::string>& files = out.*list.field;
+    files.clear();
+    for (const Json& file : value) {
+      if (!file.is_string()) return bad(source, key, value, expected);
+      files.push_back(file.get<std::string>());
     }
     return {};
   }
@@ -90,7 +105,9 @@ Status read_words(const std::string& key, const Json& value, std::string_view so
   }
   if (!value.is_string()) return bad(source, key, value, "a word");
   const std::string word = value.get<std::string>();
-  if (key == "attention") {
+  if (key == "init") {
+    out.init = word;
+  } else if (key == "attention") {
     out.attention = word;
   } else if (key == "loss_scale") {
     out.loss_scale = word;
@@ -144,9 +161,7 @@ Status read_key(const std::string& key, const Json& value, std::string_view sour
     out.model = *model;
     return {};
   }
-  for (const char* word :
-       {"text", "tokens", "tokenizer", "precision", "loss_scale", "attention", "operators",
-        "checkpoint", "seed", "optimizer", "documents", "reduce_every", "freeze"}) {
+  for (const std::string& word : known_keys()) {
     if (key == word) return read_words(key, value, source, out);
   }
   return unknown_name({fmt::format("{}: key", source), key, known_keys()});
@@ -192,8 +207,8 @@ StepOptions TrainConfig::step_options() const {
 std::string TrainConfig::to_json() const {
   Json out;
   out["model"] = base::read_json<Json>(model.to_json());
-  out["text"] = text;
-  out["tokens"] = tokens;
+  if (!init.empty()) out["init"] = init;
+  for (const ListKey& list : kListKeys) out[list.name] = this->*list.field;
   out["tokenizer"] = tokenizer;
   out["precision"] = to_string(precision);
   out["loss_scale"] = loss_scale;
@@ -203,7 +218,6 @@ std::string TrainConfig::to_json() const {
   out["seed"] = seed;
   out["documents"] = documents;
   out["reduce_every"] = reduce_every;
-  out["freeze"] = freeze;
   out["optimizer"] = optimizer.convention == AdamWConvention::kTorch ? "torch" : "cs336";
   for (const WholeKey& key : kWholeKeys) out[key.name] = this->*key.field;
   for (const RealKey& key : kRealKeys) {
@@ -236,9 +250,11 @@ Status validate(const TrainConfig& config) {
   }
   if (Status s = check_tokenizer(config.tokenizer); !s.ok()) return s;
   // config.json carries these names: a resumed run finds the same files.
-  std::vector<std::pair<const char*, std::string>> names = {{"tokenizer", config.tokenizer}};
-  for (const std::string& name : config.text) names.emplace_back("text", name);
-  for (const std::string& name : config.tokens) names.emplace_back("tokens", name);
+  std::vector<std::pair<const char*, std::string>> names = {{"tokenizer", config.tokenizer},
+                                                            {"init", config.init}};
+  for (const ListKey& list : kListKeys) {
+    for (const std::string& name : config.*list.field) names.emplace_back(list.name, name);
+  }
   for (const auto& [argument, name] : names) {
     if (const auto at = base::find_no_utf8(name)) {
       return Status::invalid(
@@ -248,6 +264,23 @@ Status validate(const TrainConfig& config) {
   }
   if (!config.text.empty() && !config.tokens.empty()) {
     return Status::invalid({"tokens", "text and token files", "one of them", ""});
+  }
+  const bool text_beside_tokens = !config.tokens.empty() && !config.validation_text.empty();
+  if (text_beside_tokens || (config.tokens.empty() && !config.validation_tokens.empty())) {
+    return Status::invalid(
+        {text_beside_tokens ? "validation_text" : "validation_tokens",
+         text_beside_tokens ? "text beside token files" : "token files beside text",
+         "validation of the same kind", ""});
+  }
+  if (config.patience > 0 && config.evaluate_every == 0) {
+    return Status::invalid({"patience", fmt::format("{}", config.patience),
+                            "looks at the validation text between steps", "--evaluate-every 250"});
+  }
+  const bool learned = config.tokenizer == "bpe" || config.tokenizer == "character";
+  if (!config.init.empty() && config.tokens.empty() && learned) {
+    return Status::invalid({"tokenizer", config.tokenizer + ", which learns words of its own",
+                            "the words that the weights of init know",
+                            "--tokenizer FILE: the tokenizer.json that belongs to them"});
   }
   if (!config.checkpoint.empty()) {
     const auto groups = parse_checkpoint(config.checkpoint, config.model.layers);

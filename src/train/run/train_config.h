@@ -16,8 +16,10 @@ namespace flashlab::train {
 
 struct TrainConfig {
   ModelConfig model;
-  std::vector<std::string> text;        ///< files; none: the text shipped with the program
-  std::vector<std::string> tokens;      ///< token files (llm.c's .bin) instead of text
+  std::string init;                 ///< weights to begin with: open_model's path; none: drawn
+  std::vector<std::string> text;    ///< files; none: the text shipped with the program
+  std::vector<std::string> tokens;  ///< token files (llm.c's .bin) instead of text
+  std::vector<std::string> validation_text, validation_tokens;  ///< none: the end of the above
   std::string tokenizer = "character";  ///< byte, character, bpe, or a tokenizer.json
   std::int64_t vocabulary = 0;          ///< of bpe, or of token files; 0: the usual one
   double validation_fraction = 0.1;     ///< the end of the text, which is never trained on
@@ -42,7 +44,9 @@ struct TrainConfig {
   std::int64_t warmup_steps = 100;
   OptimizerOptions optimizer = {.beta2 = 0.99, .weight_decay = 0.1};
 
-  std::int64_t evaluate_every = 250;  ///< steps; 0: only at the end
+  std::int64_t evaluate_every = 250;   ///< steps; 0: only at the end
+  std::int64_t evaluate_batches = 20;  ///< of such a look; the last one is at all of the text
+  std::int64_t patience = 0;           ///< looks without a better one that end the run; 0: none do
   std::int64_t save_every = 500;
   std::int64_t sample_every = 500;
   std::int64_t sample_tokens = 200;

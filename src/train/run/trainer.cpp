@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "train/data/files.h"
 #include "train/run/checkpoint.h"
+#include "train/run/take_weights.h"
 #include "train/step/step.h"
 
 namespace flashlab::train {
@@ -20,13 +21,14 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr std::int64_t kQuickBatches = 20;
-
 TextOptions text_options(const TrainConfig& config) {
   return {.files = config.text,
           .tokens = config.tokens,
+          .validation_files = config.validation_text,
+          .validation_tokens = config.validation_tokens,
           .tokenizer = config.tokenizer,
-          .vocabulary = config.vocabulary,
+          .vocabulary = config.vocabulary == 0 && !config.init.empty() ? config.model.vocabulary
+                                                                       : config.vocabulary,
           .validation_fraction = config.validation_fraction,
           .context = config.model.context};
 }
@@ -126,8 +128,7 @@ Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const Tr
   Result<RunText> text = text_of(config, out->folder_, stop, ranks);
   if (!text.ok()) return text.status();
   out->text_ = std::make_unique<RunText>(std::move(*text));
-  out->config_.model.vocabulary = out->tokenizer().vocabulary();
-  if (Status s = ranks.agree(out->bind(config.seed, admits)); !s.ok()) return s;
+  if (Status s = ranks.agree(out->begin(admits)); !s.ok()) return s;
   if (Status s = out->check_same_everywhere(); !s.ok()) return s;
   // The last file: where it stands, a run has begun.
   Status written;
@@ -160,7 +161,8 @@ Status check_same_run(const TrainConfig& config, const RunState& state, const fs
   for (const auto& [key, value] : then.items()) {
     bool free = false;
     for (const char* name :
-         {"text", "tokens", "evaluate_every", "save_every", "sample_every", "sample_tokens"}) {
+         {"text", "tokens", "validation_text", "validation_tokens", "evaluate_every",
+          "evaluate_batches", "patience", "save_every", "sample_every", "sample_tokens"}) {
       free = free || key == name;
     }
     if (free || !now.contains(key) || now[key] == value) continue;
@@ -251,6 +253,8 @@ Status Trainer::load(const fs::path& checkpoint, const RunState& state, const Ad
     std::copy(state.loss_scale.begin(), state.loss_scale.end(), scale);
   }
   done_ = saved_ = state.step;
+  best_look_ = state.best_look;
+  looks_since_ = state.looks_since;
   return executor_->push_parameters();
 }
 
@@ -294,6 +298,26 @@ Status Trainer::find_end_of_text() {
                             fmt::format("a token below the vocabulary's {}", vocabulary), ""});
   }
   return {};
+}
+
+// A table may have more rows than the tokenizer has words.
+Status Trainer::begin(const Admission& admits) {
+  const std::int64_t words = tokenizer().vocabulary();
+  if (config_.init.empty()) {
+    config_.model.vocabulary = words;
+    return bind(config_.seed, admits);
+  }
+  if (words > config_.model.vocabulary) {
+    return Status::invalid(
+        {"tokenizer", tokenizer().describe(),
+         fmt::format("at most the {} rows of {}", config_.model.vocabulary, config_.init),
+         "--tokenizer FILE: the tokenizer.json that belongs to the weights"});
+  }
+  const Result<ModelFiles> files = open_model(config_.init);
+  if (!files.ok()) return files.status();
+  if (Status s = bind({}, admits); !s.ok()) return s;
+  if (Status s = take_weights(*files, *parameters_); !s.ok()) return s;
+  return executor_->push_parameters();
 }
 
 Status Trainer::bind(std::optional<std::uint64_t> seed, const Admission& admits) {
@@ -408,6 +432,12 @@ Status Trainer::save(TrainObserver& observer) {
   if (Status s = executor_->pull_parameters(); !s.ok()) return s;
   RunState state = {done_, config_.model};
   state.config = config_.to_json();
+  state.best_look = best_look_;
+  state.looks_since = looks_since_;
+  // The course's names are nobody else's: `flashlab export` writes them as Llama's.
+  if (config_.model.family == Family::kGpt2) {
+    state.others = hugging_face_files(config_.model, parameters_->element(), tokenizer());
+  }
   if (const float* scale = loss_scale()) {
     std::copy(scale, scale + state.loss_scale.size(), state.loss_scale.begin());
   }
@@ -428,7 +458,8 @@ Status Trainer::sample(TrainObserver& observer) {
   std::vector<std::int32_t> tokens;
   const std::vector<std::int32_t> prompt = {text_->validation[0]};
   SamplingOptions sampling = {.temperature = 0.8,
-                              .seed = config_.seed + static_cast<std::uint64_t>(done_)};
+                              .seed = config_.seed + static_cast<std::uint64_t>(done_),
+                              .vocabulary = tokenizer().vocabulary()};
   const auto keep = [&](std::int32_t token) {
     tokens.push_back(token);
     return true;
@@ -446,8 +477,13 @@ Status Trainer::after_step(TrainObserver& observer) {
   const auto due = [&](std::int64_t every) { return every > 0 && done_ % every == 0; };
   const bool last = done_ == config_.steps;
   if (due(config_.evaluate_every) && !last) {
-    Result<double> loss = validation_loss(kQuickBatches);
+    Result<double> loss = validation_loss(config_.evaluate_batches);
     if (!loss.ok()) return loss.status();
+    const bool better = !best_look_ || *loss < *best_look_;
+    if (config_.patience > 0) {
+      looks_since_ = better ? 0 : looks_since_ + 1;
+      if (better) best_look_ = *loss;
+    }
     observer.evaluated(done_, *loss);
     if (Status s = log_->write({{"step", done_}, {"validation_loss", *loss}}); !s.ok()) return s;
   }
@@ -459,7 +495,8 @@ Status Trainer::after_step(TrainObserver& observer) {
 
 Result<TrainOutcome> Trainer::run(TrainObserver& observer, const std::atomic<bool>& stop) {
   TrainOutcome out;
-  for (bool first = true; done_ < config_.steps; first = false) {
+  const auto gives_up = [&] { return config_.patience > 0 && looks_since_ >= config_.patience; };
+  for (bool first = true; done_ < config_.steps && !gives_up(); first = false) {
     ranks_.begin_step(done_ + 1, first);
     const Result<bool> stops = ranks_.any(stop);
     if (!stops.ok()) return stops.status();
@@ -488,7 +525,8 @@ Result<TrainOutcome> Trainer::run(TrainObserver& observer, const std::atomic<boo
   }
   if (Status s = save(observer); !s.ok()) return s;
   out.steps = done_;
-  out.stopped = done_ < config_.steps;
+  out.patience = gives_up() && done_ < config_.steps;
+  out.stopped = done_ < config_.steps && !out.patience;
   if (out.stopped) return out;
   Result<double> loss = validation_loss(0);
   if (!loss.ok()) return loss.status();

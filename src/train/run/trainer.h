@@ -45,6 +45,7 @@ class TrainObserver {
 
 struct TrainOutcome {
   std::int64_t steps = 0;    ///< done altogether
+  bool patience = false;     ///< before the last step, because no look was a better one
   bool stopped = false;      ///< before the last step, because `stop` was set; saved
   std::int64_t skipped = 0;  ///< steps whose gradients overflowed (fp16)
   bool diverged = false;     ///< the loss is no number; nothing was saved after the last good step
@@ -94,6 +95,8 @@ class Trainer {
                                  const std::atomic<bool>* stop, const Ranks& ranks);
   Status load(const std::filesystem::path& checkpoint, const RunState& state,
               const Admission& admits);
+  /// The weights that the configuration begins with.
+  Status begin(const Admission& admits);
   /// Weights drawn from `seed`, or zeros.
   Status bind(std::optional<std::uint64_t> seed, const Admission& admits);
   /// The token that ends a document, where attention ends with it.
@@ -118,6 +121,8 @@ class Trainer {
   std::unique_ptr<Log> log_;
   std::int64_t done_ = 0;
   std::int64_t saved_ = -1;
+  std::optional<double> best_look_;  ///< of the validation text, where the run has a patience
+  std::int64_t looks_since_ = 0;
 };
 
 }  // namespace flashlab::train

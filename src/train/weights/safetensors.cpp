@@ -1,4 +1,4 @@
-#include "train/run/safetensors.h"
+#include "train/weights/safetensors.h"
 
 #include <fmt/format.h>
 
@@ -42,11 +42,11 @@ std::string header_of(const StoredShapes& tensors,
   header["__metadata__"][kDigest] = digest;
   bytes = 0;
   for (const auto& [name, tensor] : tensors) {
-    const auto type = std::ranges::find(kTypeNames, tensor.element, &TypeName::element);
     std::uint64_t size = static_cast<std::uint64_t>(size_of(tensor.element));
     for (const std::int64_t extent : tensor.shape) size *= static_cast<std::uint64_t>(extent);
-    header[name] = {
-        {"dtype", type->name}, {"shape", tensor.shape}, {"data_offsets", {bytes, bytes + size}}};
+    header[name] = {{"dtype", safetensors_type(tensor.element)},
+                    {"shape", tensor.shape},
+                    {"data_offsets", {bytes, bytes + size}}};
     bytes += size;
   }
   std::string text = base::json_text(header);
@@ -64,6 +64,10 @@ std::string digest_of(const StoredTensors& tensors) {
 }
 
 }  // namespace
+
+std::string_view safetensors_type(Element element) noexcept {
+  return std::ranges::find(kTypeNames, element, &TypeName::element)->name;
+}
 
 // Four chains of multiplications run side by side, so that it costs what reading memory does.
 void StoredDigest::mix(std::size_t lane, std::uint64_t word) {
@@ -134,33 +138,53 @@ Status write_safetensors(const std::filesystem::path& path, const StoredTensors&
   return write_file(path, out);
 }
 
-Result<StoredTensors> read_safetensors(const std::filesystem::path& path) {
-  const Result<std::string> file = read_file(path);
-  if (!file.ok()) return file.status();
+Result<MappedTensors> map_safetensors(const std::filesystem::path& path, MappedFile& file) {
+  Result<MappedFile> mapped = MappedFile::open(path);
+  if (!mapped.ok()) return mapped.status();
+  file = std::move(*mapped);
+  const std::string_view bytes = file.bytes();
   const Result<base::SafetensorsHeader> header = base::read_safetensors_header(
       {.name = path.string(),
-       .bytes = file->size(),
+       .bytes = bytes.size(),
        .read =
            [&](std::uint64_t offset, std::span<std::byte> out) {
-             std::memcpy(out.data(), file->data() + offset, out.size());
+             std::memcpy(out.data(), bytes.data() + offset, out.size());
              return Status();
            },
        .remedy = kRemedy});
   if (!header.ok()) return header.status();
-  StoredTensors out;
+  MappedTensors out;
   for (const base::SafetensorsEntry& entry : header->entries) {
     const auto known = std::ranges::find(kTypeNames, entry.dtype, &TypeName::name);
-    if (known == std::end(kTypeNames)) {
-      return damaged(path, entry.name + " of type " + entry.dtype, "F64, F32, F16 or BF16");
-    }
-    out[entry.name] = {known->element, entry.shape,
-                       file->substr(header->data_offset + entry.begin, entry.end - entry.begin)};
+    MappedTensor& tensor = out[entry.name];
+    if (known != std::end(kTypeNames)) tensor.element = known->element;
+    tensor.type = entry.dtype;
+    tensor.shape = entry.shape;
+    tensor.bytes = bytes.substr(header->data_offset + entry.begin, entry.end - entry.begin);
   }
   // Another program writes none.
   const auto written = header->metadata.find(kDigest);
   if (written == header->metadata.end()) return out;
-  if (const std::string read = digest_of(out); read != written->second) {
+  StoredDigest digest;
+  for (const auto& [name, tensor] : out) {
+    digest.add(name, {tensor.element.value_or(Element::kInt64), tensor.shape}, tensor.bytes);
+  }
+  if (const std::string read = digest.text(); read != written->second) {
     return damaged(path, "a digest of " + read, "the " + written->second + " that was written");
+  }
+  return out;
+}
+
+Result<StoredTensors> read_safetensors(const std::filesystem::path& path) {
+  MappedFile file;
+  const Result<MappedTensors> tensors = map_safetensors(path, file);
+  if (!tensors.ok()) return tensors.status();
+  StoredTensors out;
+  for (const auto& [name, tensor] : *tensors) {
+    if (!tensor.element) {
+      return damaged(path, name + " of type " + tensor.type, "F64, F32, F16 or BF16");
+    }
+    out[name] = {*tensor.element, tensor.shape, std::string(tensor.bytes)};
   }
   return out;
 }

@@ -6,12 +6,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "flashlab/status.h"
 #include "train/data/files.h"
+#include "train/data/mapped_file.h"
 #include "train/plan/tensor.h"
 
 namespace flashlab::train {
@@ -23,6 +25,15 @@ struct StoredTensor {
   std::string bytes;
 };
 using StoredTensors = std::map<std::string, StoredTensor>;
+
+/// A tensor where it lies in a mapped file.
+struct MappedTensor {
+  std::optional<Element> element;  ///< none: of a type that no weight has here
+  std::string type;                ///< as the file says it: "BF16"
+  std::vector<std::int64_t> shape;
+  std::string_view bytes;
+};
+using MappedTensors = std::map<std::string, MappedTensor>;
 
 struct StoredShape {
   Element element = Element::kFp32;
@@ -69,5 +80,11 @@ Status write_safetensors(const std::filesystem::path& path, const StoredTensors&
 
 /// Errors: kIoError; kInvalidArgument (damaged or foreign: the message says where).
 Result<StoredTensors> read_safetensors(const std::filesystem::path& path);
+
+/// The tensors of a file that `file` then maps. Errors: those of read_safetensors, but for types.
+Result<MappedTensors> map_safetensors(const std::filesystem::path& path, MappedFile& file);
+
+/// "F64", "F32", "F16", "BF16".
+std::string_view safetensors_type(Element element) noexcept;
 
 }  // namespace flashlab::train

@@ -31,7 +31,6 @@ constexpr std::int64_t kShortWindow = 2048;      // queries of a group's heads t
 // so many tenths of L2; with one head a group and so few keys the last section alone.
 constexpr int kMaxSection = 16, kSectionTenths = 4;
 constexpr std::int64_t kShortCausal = 2048;
-constexpr std::int64_t kShortGroup = 512;  // keys up to which head after head is as soon done
 constexpr int kFinishColumns = 16;  // of dQ, for each of finish's warps: whole 16-byte stores
 
 Status unsupported(const char* what, std::string got, std::string expected) {
@@ -314,8 +313,8 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
       std::max(g.head_dim, g.head_dim_v), short_window, g.dropout > 0, g.has_lengths);
   // Head after head tiles of different lengths part company: a group's queries come from memory
   // once for every tile of keys. What dropout and ALiBi need of a head is found once a head.
-  tiling.abreast = is_causal(g) && g.group() > 1 && g.seqlen_k > kShortGroup && !tiling.ragged &&
-                   !tiling.dropout && !problem.alibi_slopes;
+  tiling.abreast =
+      is_causal(g) && g.group() > 1 && !tiling.ragged && !tiling.dropout && !problem.alibi_slopes;
   // Parts are walked as heads abreast are, group or not; a block has one.
   const auto cut = problem.alibi_slopes
                        ? std::nullopt

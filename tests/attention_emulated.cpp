@@ -7,6 +7,7 @@
 #include <array>
 #include <deque>
 #include <map>
+#include <span>
 
 #include "api/backend.h"
 #include "api/context_state.h"
@@ -17,6 +18,7 @@
 #include "cuda/kernels/sm80/plan.h"
 #include "cuda/kernels/sm90/plan.h"
 #include "cuda/launch/arguments.h"
+#include "cuda/launch/gpu_plan.h"
 #include "flashlab/tensor_table.h"
 #include "lab/data/case_data.h"
 #include "runtime/cuda/device.h"
@@ -72,7 +74,8 @@ class EmulatedPlan : public PlanState {
 
   Status forward(ContextState&, Stream, const ForwardTensors& tensors,
                  Workspace workspace) const override {
-    return run(tensors, workspace);
+    const bool by_schedule = chosen().by_schedule && listed() != nullptr;
+    return by_schedule ? run_by_schedule(tensors, workspace) : run(tensors, workspace);
   }
   Status backward(ContextState&, Stream, const BackwardTensors& tensors,
                   Workspace workspace) const override {
@@ -83,21 +86,64 @@ class EmulatedPlan : public PlanState {
     return {};
   }
 
+  /// Null where no tiles are put in order.
+  const cuda::GpuPlan* listed() const {
+    const auto* plan = dynamic_cast<const cuda::GpuPlan*>(plan_.get());
+    return plan != nullptr && plan->listed ? plan : nullptr;
+  }
+  /// One of the halves of a plan with a list.
+  Status run(const runtime::Program& half, const ForwardTensors& tensors, Workspace workspace,
+             void* schedule) const {
+    std::array<void*, kTensorRoles + 1> addresses = addresses_of(tensors);
+    addresses.back() = schedule;
+    const cuda::CallScalars scalars = cuda::scalars_of(tensors, true);
+    return run(half, half.steps(),
+               {.tensors = addresses, .workspaces = {&workspace.data, 1}, .scalars = scalars});
+  }
+
  private:
   template <class Tensors>
-  Status run(const Tensors& tensors, Workspace workspace) const {
-    std::array<void*, kTensorRoles> addresses{};
+  static std::array<void*, kTensorRoles + 1> addresses_of(const Tensors& tensors) {
+    std::array<void*, kTensorRoles + 1> out{};
     for_each_tensor(tensors, [&](const TensorRow& row, const GivenTensor& given) {
-      addresses[static_cast<std::size_t>(row.role)] = const_cast<void*>(given.data);
+      out[static_cast<std::size_t>(row.role)] = const_cast<void*>(given.data);
     });
+    return out;
+  }
+
+  template <class Tensors>
+  Status run(const Tensors& tensors, Workspace workspace) const {
+    const auto addresses = addresses_of(tensors);
     const cuda::CallScalars scalars = cuda::scalars_of(tensors, plan_->geometry.has_lengths);
-    const runtime::Call call{
-        .tensors = addresses, .workspaces = {&workspace.data, 1}, .scalars = scalars};
-    for (const runtime::Step& step : changed_) {
-      const std::string error = emulated::run_step(*chosen().kernels, program_, step, call);
+    const runtime::Call call{.tensors = std::span(addresses).first(kTensorRoles),
+                             .workspaces = {&workspace.data, 1},
+                             .scalars = scalars};
+    return run(program_, changed_, call);
+  }
+
+  static Status run(const runtime::Program& program, const std::vector<runtime::Step>& steps,
+                    const runtime::Call& call) {
+    for (const runtime::Step& step : steps) {
+      const std::string error = emulated::run_step(*chosen().kernels, program, step, call);
       if (!error.empty()) return Status(StatusCode::kDeviceError, {error, "", "", ""});
     }
     return {};
+  }
+
+  // Two calls by one list, which is as the first call found it when that has ended.
+  Status run_by_schedule(const ForwardTensors& tensors, Workspace workspace) const {
+    const TensorSpec spec = *listed()->schedule_spec();
+    std::vector<int> memory(static_cast<std::size_t>(spec.elements()) + 4, -7);
+    void* schedule =
+        reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(memory.data()) + 15) / 16 * 16);
+    const cuda::GpuPlan::Halves& halves = listed()->halves();
+    Status status = run(halves.list.program(), tensors, {}, schedule);
+    const std::vector<int> made = memory;
+    for (int i = 0; i < 2 && status.ok(); ++i) {
+      status = run(halves.rest.program(), tensors, workspace, schedule);
+      EXPECT_EQ(memory, made);
+    }
+    return status;
   }
 
   std::shared_ptr<PlanState> plan_;
@@ -138,6 +184,26 @@ Result<std::shared_ptr<PlanState>> make_emulated_plan(const ContextState&, const
   }
   return Status(StatusCode::kInternal, {"no such implementation", "", "", ""});
 }
+
+// In the GPU's place.
+class EmulatedBackend final : public internal::CpuBackend {
+ public:
+  using CpuBackend::CpuBackend;
+  std::optional<TensorSpec> schedule_spec(const PlanState& plan) const override {
+    const cuda::GpuPlan* listed = dynamic_cast<const EmulatedPlan&>(plan).listed();
+    return listed == nullptr ? std::nullopt : listed->schedule_spec();
+  }
+  Status schedule(const PlanState& plan, Stream, const ForwardTensors& tensors,
+                  void* schedule) const override {
+    const auto& emulated = dynamic_cast<const EmulatedPlan&>(plan);
+    return emulated.run(emulated.listed()->halves().list.program(), tensors, {}, schedule);
+  }
+  Status forward(const PlanState& plan, Stream, const ForwardTensors& tensors, Workspace workspace,
+                 void* schedule) const override {
+    const auto& emulated = dynamic_cast<const EmulatedPlan&>(plan);
+    return emulated.run(emulated.listed()->halves().rest.program(), tensors, workspace, schedule);
+  }
+};
 
 class GuardedMemory final : public lab::DeviceMemory {
  public:
@@ -223,7 +289,7 @@ namespace flashlab::internal {
 // In place of the library's: the linker looks into an archive only for what is still missing.
 const Backend& backend_of(DeviceKind kind) {
   static std::deque<Implementation> copies;
-  static const CpuBackend gpu([] {
+  static const testing::EmulatedBackend gpu([] {
     std::vector<const Implementation*> out;
     for (const Implementation* original : testing::library_implementations()) {
       Implementation& copy = copies.emplace_back(*original);

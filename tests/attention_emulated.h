@@ -29,6 +29,7 @@ struct EmulatedGpu {
   device::Mutation fault = device::Mutation::kNone;  ///< of every kernel of a pass
   Pass faulty = Pass::kForward;
   emulated::Kernels* kernels = nullptr;
+  bool by_schedule = false;  ///< forward: tiles are put in order by a call of its own
   std::int64_t scores_bytes = cuda::kWideScoresBytes;  ///< of dS at a time, head dims above 128
 };
 void use_gpu(const EmulatedGpu& gpu);

@@ -32,7 +32,8 @@ if(NOT FLASHLAB_SANITIZE)
     flashlab_test(attention_emulated_test SOURCES attention_emulated_test.cpp
       attention_emulated_faults_test.cpp attention_emulated_backward_faults_test.cpp
       attention_emulated_faults.cpp attention_emulated_schedule_test.cpp
-      attention_emulated_caches_test.cpp attention_emulated_parts_test.cpp
+      attention_emulated_caches_test.cpp attention_emulated_order_test.cpp
+      attention_emulated_parts_test.cpp
       attention_emulated.cpp
       LIBRARIES flashlab_emulated flashlab_lab)
     flashlab_test(append_emulated_test SOURCES append_emulated_test.cpp

@@ -35,7 +35,25 @@ def forward(
     block_table: Optional[Any] = None,
     cache_batch_idx: Optional[Any] = None,
     leftpad_k: Optional[Any] = None,
+    schedule: Optional[Any] = None,
 ) -> Tuple[Array, Optional[Array]]: ...
+def schedule(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: Union[bool, str, None] = None,
+    window: Union[Tuple[Optional[int], Optional[int]],
+                  Tuple[Optional[int], Optional[int], str], None] = None,
+    deterministic: bool = False,
+    cu_seqlens_q: Optional[Any] = None,
+    cu_seqlens_k: Optional[Any] = None,
+    seqused_q: Optional[Any] = None,
+    seqused_k: Optional[Any] = None,
+    max_seqlen_q: Optional[int] = None,
+    max_seqlen_k: Optional[int] = None,
+    out: Optional[Any] = None,
+) -> Union[Tuple[int, int], Any, None]: ...
 def append(
     k_cache: Array,
     v_cache: Array,

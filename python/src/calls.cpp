@@ -11,6 +11,7 @@
 
 #include "contexts.h"
 #include "errors.h"
+#include "flashlab/schedule.h"
 #include "flashlab/tensor_table.h"
 #include "options.h"
 #include "plans.h"
@@ -353,29 +354,93 @@ nb::object call(std::span<const Given> given, const CallOptions& call_options, b
   return tuple;
 }
 
+std::array<Given, 15> forward_arrays(nb::handle q, nb::handle k, nb::handle v,
+                                     const CallOptions& given, nb::handle mask, nb::handle out) {
+  return {{{TensorRole::kQ, "q", q},
+           {TensorRole::kK, "k", k},
+           {TensorRole::kV, "v", v},
+           {TensorRole::kO, "out", out},
+           {TensorRole::kMask, "mask", mask},
+           {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes},
+           {TensorRole::kDropoutState, "dropout_seed", state_of(given.scores)},
+           {TensorRole::kSinks, "sinks", given.sequences.sinks},
+           {TensorRole::kCuSeqlensQ, "cu_seqlens_q", given.sequences.cu_seqlens_q},
+           {TensorRole::kCuSeqlensK, "cu_seqlens_k", given.sequences.cu_seqlens_k},
+           {TensorRole::kSeqUsedQ, "seqused_q", given.sequences.seqused_q},
+           {TensorRole::kSeqUsedK, "seqused_k", given.sequences.seqused_k},
+           {TensorRole::kBlockTable, "block_table", given.sequences.block_table},
+           {TensorRole::kCacheBatchIdx, "cache_batch_idx", given.sequences.cache_batch_idx},
+           {TensorRole::kLeftPadK, "leftpad_k", given.sequences.leftpad_k}}};
+}
+
+// forward(), by a schedule where there is one.
+struct ForwardLaunch {
+  std::optional<Tensor> order;
+
+  Status operator()(const Context& context, Stream stream, const Plan& plan,
+                    const ForwardTensors& tensors, Workspace workspace) const {
+    return order ? flashlab::forward(context, stream, plan, tensors, workspace, *order)
+                 : flashlab::forward(context, stream, plan, tensors, workspace);
+  }
+  Status operator()(const Context& context, Stream stream, const ForwardTensors& tensors,
+                    const Options& options) const {
+    if (!order) return flashlab::forward(context, stream, tensors, options);
+    return Status::invalid({"schedule", "given beside an output of odd alignment",
+                            "an output that is aligned to 16 bytes", "pass none"});
+  }
+};
+
+Argument read_schedule(const Framework& framework, nb::handle array) {
+  Argument order = read_argument(framework, "schedule", array, true);
+  if (order.read_only() || order.copied()) {
+    raise(PyExc_ValueError, "schedule", "a read-only array", "an array that can be written",
+          "pass what flashlab.torch.schedule gave");
+  }
+  return order;
+}
+
 }  // namespace
 
 nb::object forward(nb::handle q, nb::handle k, nb::handle v, const CallOptions& given,
                    nb::handle mask, bool return_lse, nb::handle out) {
-  const Given arrays[] = {
-      {TensorRole::kQ, "q", q},
-      {TensorRole::kK, "k", k},
-      {TensorRole::kV, "v", v},
-      {TensorRole::kO, "out", out},
-      {TensorRole::kMask, "mask", mask},
-      {TensorRole::kAlibiSlopes, "alibi_slopes", given.scores.alibi_slopes},
-      {TensorRole::kDropoutState, "dropout_seed", state_of(given.scores)},
-      {TensorRole::kSinks, "sinks", given.sequences.sinks},
-      {TensorRole::kCuSeqlensQ, "cu_seqlens_q", given.sequences.cu_seqlens_q},
-      {TensorRole::kCuSeqlensK, "cu_seqlens_k", given.sequences.cu_seqlens_k},
-      {TensorRole::kSeqUsedQ, "seqused_q", given.sequences.seqused_q},
-      {TensorRole::kSeqUsedK, "seqused_k", given.sequences.seqused_k},
-      {TensorRole::kBlockTable, "block_table", given.sequences.block_table},
-      {TensorRole::kCacheBatchIdx, "cache_batch_idx", given.sequences.cache_batch_idx},
-      {TensorRole::kLeftPadK, "leftpad_k", given.sequences.leftpad_k}};
-  return call<ForwardTensors>(arrays, given, return_lse, [](const auto&... arguments) {
-    return flashlab::forward(arguments...);
-  });
+  const auto arrays = forward_arrays(q, k, v, given, mask, out);
+  if (given.schedule.is_none()) {
+    return call<ForwardTensors>(arrays, given, return_lse, ForwardLaunch{});
+  }
+  const Argument order = read_schedule(framework_of(q, "q"), given.schedule);
+  return call<ForwardTensors>(arrays, given, return_lse, ForwardLaunch{order.output()});
+}
+
+nb::object schedule(nb::handle q, nb::handle k, nb::handle v, const CallOptions& given,
+                    nb::handle out) {
+  const auto arrays = forward_arrays(q, k, v, given, nb::none(), nb::none());
+  const Framework& framework = framework_of(q, "q");
+  const CallArguments<ForwardTensors> in(framework, arrays, false);
+  const Options options = options_of(given, in[TensorRole::kQ], in[TensorRole::kK]);
+  const Context& context = context_of(in[TensorRole::kQ].spec().device, "q");
+  ForwardTensors tensors = in.tensors();
+  tensors.dropout_seed = seed_of(given.scores);
+  tensors.o.spec = in.made_spec(row_of(TensorRole::kO), context.device());
+  tensors.lse = Tensor{nullptr, in.made_spec(row_of(TensorRole::kLse), context.device())};
+  const Result<Plan> plan = prepared_plan(context, describe(tensors, options));
+  in.require(plan.status());
+  const std::optional<TensorSpec> spec = schedule_spec(*plan);
+  if (!spec) return nb::none();
+  if (out.is_none()) return nb::make_tuple(spec->shape[0], spec->shape[1]);
+  const Argument order = read_schedule(framework, out);
+  const Output o = make_output(framework, result(framework, q, tensors.o.spec));
+  const Output lse = make_output(framework, result(framework, q, tensors.lse->spec));
+  tensors.o.data = o.tensor.data;
+  tensors.lse->data = lse.tensor.data;
+  const Stream stream = stream_of(framework, context.device());
+  Status status;
+  {
+    nb::gil_scoped_release release;
+    status = flashlab::schedule(context, stream, *plan, tensors, order.output());
+    if (status.ok() && framework.synchronous) status = synchronize(context, stream);
+  }
+  in.require(status);
+  return nb::borrow(out);
 }
 
 nb::object backward(nb::handle d_o, nb::handle q, nb::handle k, nb::handle v, nb::handle o,

@@ -9,6 +9,11 @@ namespace flashlab::python {
 nb::object forward(nb::handle q, nb::handle k, nb::handle v, const CallOptions& options,
                    nb::handle mask, bool return_lse, nb::handle out);
 
+/// What flashlab::schedule fills for the call: its shape (rows, columns), or None where nothing is
+/// put in order. With `out`, an int32 array of that shape, fills and returns it.
+nb::object schedule(nb::handle q, nb::handle k, nb::handle v, const CallOptions& options,
+                    nb::handle out);
+
 /// Gradients that the caller brings are written and returned; the others are made.
 struct GivenGradients {
   nb::handle dq, dk, dv;

@@ -62,7 +62,7 @@ NB_MODULE(_core, m) {
          handle softcap, handle alibi_slopes, handle dropout_p, handle dropout_seed,
          handle cu_seqlens_q, handle cu_seqlens_k, handle seqused_q, handle seqused_k,
          handle max_seqlen_q, handle max_seqlen_k, handle sinks, handle attention_chunk,
-         handle block_table, handle cache_batch_idx, handle leftpad_k) {
+         handle block_table, handle cache_batch_idx, handle leftpad_k, handle schedule) {
         const fp::SequenceOptions sequences{cu_seqlens_q,    cu_seqlens_k, seqused_q, seqused_k,
                                             max_seqlen_q,    max_seqlen_k, sinks,     block_table,
                                             cache_batch_idx, leftpad_k};
@@ -70,7 +70,7 @@ NB_MODULE(_core, m) {
                                       dropout_p, dropout_seed, attention_chunk};
         return fp::forward(q, k, v,
                            {causal, scale, precision, fp::is_true(deterministic.ptr()), scores,
-                            implementation, false, sequences},
+                            implementation, false, sequences, schedule},
                            mask, fp::is_true(return_lse.ptr()), out);
       },
       "q"_a, "k"_a, "v"_a, nb::kw_only(), "causal"_a = nb::none(), "scale"_a = nb::none(),
@@ -81,7 +81,7 @@ NB_MODULE(_core, m) {
       "cu_seqlens_k"_a = nb::none(), "seqused_q"_a = nb::none(), "seqused_k"_a = nb::none(),
       "max_seqlen_q"_a = nb::none(), "max_seqlen_k"_a = nb::none(), "sinks"_a = nb::none(),
       "attention_chunk"_a = nb::none(), "block_table"_a = nb::none(),
-      "cache_batch_idx"_a = nb::none(), "leftpad_k"_a = nb::none(),
+      "cache_batch_idx"_a = nb::none(), "leftpad_k"_a = nb::none(), "schedule"_a = nb::none(),
       "(o, lse or None): softmax(scale q k^T + mask) v and the scores' log-sum-exp.");
   m.def(
       "backward",
@@ -110,6 +110,25 @@ NB_MODULE(_core, m) {
       "max_seqlen_q"_a = nb::none(), "max_seqlen_k"_a = nb::none(), "sinks"_a = nb::none(),
       "d_sinks"_a = nb::none(), "attention_chunk"_a = nb::none(),
       "(dq, dk, dv), and d_sinks where there are sinks: the gradients of forward's inputs.");
+  m.def(
+      "schedule",
+      [](handle q, handle k, handle v, handle causal, handle window, handle deterministic,
+         handle cu_seqlens_q, handle cu_seqlens_k, handle seqused_q, handle seqused_k,
+         handle max_seqlen_q, handle max_seqlen_k, handle out) {
+        const fp::SequenceOptions sequences{cu_seqlens_q, cu_seqlens_k, seqused_q,
+                                            seqused_k,    max_seqlen_q, max_seqlen_k};
+        const nb::object none = nb::none(), zero = nb::float_(0.0), ieee = nb::str("ieee");
+        const fp::ScoreOptions scores{window, none, none, zero, none};
+        return fp::schedule(
+            q, k, v,
+            {causal, none, ieee, fp::is_true(deterministic.ptr()), scores, none, false, sequences},
+            out);
+      },
+      "q"_a, "k"_a, "v"_a, nb::kw_only(), "causal"_a = nb::none(), "window"_a = nb::none(),
+      "deterministic"_a.none() = false, "cu_seqlens_q"_a = nb::none(),
+      "cu_seqlens_k"_a = nb::none(), "seqused_q"_a = nb::none(), "seqused_k"_a = nb::none(),
+      "max_seqlen_q"_a = nb::none(), "max_seqlen_k"_a = nb::none(), "out"_a = nb::none(),
+      "The shape of a call's schedule or None; with out: filled.");
   m.def(
       "configure_cpu", [](int threads, const char* isa) { fp::configure_cpu(threads, isa); },
       nb::kw_only(), "threads"_a = 0, "isa"_a = "automatic",

@@ -47,6 +47,7 @@ struct CallOptions {
   /// heads, head_dim] in memory). PyTorch's alone.
   bool heads_first = false;
   SequenceOptions sequences{};
+  nb::handle schedule = nb::none();  ///< of forward: None, or what schedule() filled
 };
 
 /// Options as the library takes them; `q` and `k` say whether an alignment is needed. Raises

@@ -24,7 +24,8 @@ class TorchCall {
             nb::none(),
             is_true(heads_first),
             {at(kCuSeqlensQ), at(kCuSeqlensK), at(kSeqUsedQ), at(kSeqUsedK), at(kMaxSeqlenQ),
-             at(kMaxSeqlenK), at(kSinks)}};
+             at(kMaxSeqlenK), at(kSinks)},
+            at(kSchedule)};
   }
 
  private:
@@ -49,6 +50,7 @@ class TorchCall {
     kMaxSeqlenQ,
     kMaxSeqlenK,
     kAttentionChunk,
+    kSchedule,
   };
 
   nb::handle at(Member member) const {

@@ -49,6 +49,14 @@ class Backend {
   /// an empty call leaves in gradients.
   virtual Status zero(const ContextState& context, Stream stream, const Tensor& tensor) const = 0;
 
+  /// flashlab::schedule_spec; schedule and forward by one on checked tensors. Precondition of both:
+  /// the plan has a spec.
+  virtual std::optional<TensorSpec> schedule_spec(const PlanState& plan) const = 0;
+  virtual Status schedule(const PlanState& plan, Stream stream, const ForwardTensors& tensors,
+                          void* schedule) const = 0;
+  virtual Status forward(const PlanState& plan, Stream stream, const ForwardTensors& tensors,
+                         Workspace workspace, void* schedule) const = 0;
+
   /// flashlab::merge on validated tensors of the device.
   virtual Status merge(const ContextState& context, Stream stream, std::span<const Partial> parts,
                        const Tensor& o, const std::optional<Tensor>& lse) const = 0;

@@ -7,7 +7,10 @@
 
 #include "api/backend.h"
 #include "api/context_state.h"
+#include "api/overlap.h"
 #include "api/read_back.h"
+#include "api/tensor_rules.h"
+#include "flashlab/schedule.h"
 #include "runtime/guard.h"
 
 namespace flashlab {
@@ -59,6 +62,57 @@ constexpr Pass pass_of(const BackwardTensors&) {
   return Pass::kBackward;
 }
 
+// A schedule that a call brings, or that it makes.
+struct Order {
+  const Tensor* schedule = nullptr;
+  bool makes = false;
+};
+
+bool is_like(const TensorSpec& a, const TensorSpec& b) {
+  return a.dtype == b.dtype && a.rank == b.rank && a.shape == b.shape && a.strides == b.strides &&
+         a.device == b.device;
+}
+
+// Its shape tells whose plan it is of: which tiles, and how many.
+Status check_schedule(const ContextState& context, const Plan& plan, const ForwardTensors& tensors,
+                      Workspace workspace, const Tensor& schedule) {
+  const Backend& backend = backend_of(context.device.kind);
+  const std::optional<TensorSpec> wanted = backend.schedule_spec(plan.state());
+  if (!wanted) {
+    return Status::invalid({"schedule",
+                            fmt::format("given to a plan of '{}'", plan.implementation()),
+                            "a plan that has a schedule_spec",
+                            "call forward without it: nothing is put in order there"});
+  }
+  if (!is_like(schedule.spec, *wanted)) {
+    return Status::invalid({"schedule", to_string(schedule.spec), to_string(*wanted),
+                            "it is another plan's; fill one by schedule() with this plan"});
+  }
+  if (Status s = check_memory("schedule", schedule.data, schedule.spec); !s.ok()) return s;
+  if (reinterpret_cast<std::uintptr_t>(schedule.data) %
+          static_cast<std::uintptr_t>(wanted->alignment_bytes) !=
+      0) {
+    return Status::invalid(
+        {"schedule.data",
+         fmt::format("address {:#x}", reinterpret_cast<std::uintptr_t>(schedule.data)),
+         fmt::format("a multiple of {} bytes", wanted->alignment_bytes), ""});
+  }
+  Status status = backend.check_memory(context, "schedule", schedule.data);
+  const auto apart = [&](const char* name, const ConstTensor& other) {
+    if (status.ok() && overlap({schedule.data, schedule.spec}, other)) {
+      status = overlap_error("schedule.data", name);
+    }
+  };
+  for_each_tensor(tensors, [&](const TensorRow& row, const GivenTensor& given) {
+    if (given) apart(row.name, {given.data, *given.spec});
+  });
+  if (workspace.data != nullptr) {
+    const auto bytes = static_cast<std::int64_t>(workspace.bytes);
+    apart("workspace", {workspace.data, contiguous_spec(DType::kBool, {bytes}, context.device)});
+  }
+  return status;
+}
+
 bool nothing_to_write(const Geometry& g) {
   return g.nothing_to_write();
 }
@@ -96,7 +150,7 @@ Status finish_empty(ContextState& context, Stream stream, const Problem& p,
 
 template <class Tensors>
 Status run(const Context& context, Stream stream, const Plan& plan, const Tensors& tensors,
-           Workspace workspace) {
+           Workspace workspace, Order order = {}) {
   ContextState& state = context.state();
   if (Status s = check_pass(plan, pass_of(tensors)); !s.ok()) return s;
   if (Status s = check_context(state, plan.state()); !s.ok()) return s;
@@ -109,10 +163,20 @@ Status run(const Context& context, Stream stream, const Plan& plan, const Tensor
   if (nothing) {
     return finish_empty(state, stream, plan.problem(), normalised(plan.problem(), tensors));
   }
-  if (Status s = check_workspace(plan, workspace); !s.ok()) return s;
+  if (order.makes) workspace = {};
+  if (Status s = check_workspace(plan, workspace); !s.ok() && !order.makes) return s;
   if (Status s = backend.check_memory(state, tensors, workspace); !s.ok()) return s;
   if (plan.state().geometry.has_lengths && reads_back(state)) {
     if (Status s = check_lengths(state, stream, plan.state(), tensors); !s.ok()) return s;
+  }
+  if constexpr (std::is_same_v<Tensors, ForwardTensors>) {
+    if (order.schedule != nullptr) {
+      const Status s = check_schedule(state, plan, tensors, workspace, *order.schedule);
+      if (!s.ok()) return s;
+      return order.makes
+                 ? backend.schedule(plan.state(), stream, tensors, order.schedule->data)
+                 : backend.forward(plan.state(), stream, tensors, workspace, order.schedule->data);
+    }
   }
   // A program takes addresses alone.
   return plan.state().program() != nullptr
@@ -152,6 +216,23 @@ Status forward(const Context& context, Stream stream, const ForwardTensors& tens
     return internal::run_at_once(context, stream, tensors, options,
                                  Tag{"workspace", "attention.forward"});
   });
+}
+
+std::optional<TensorSpec> schedule_spec(const Plan& plan) {
+  return internal::backend_of(plan.problem().q.device.kind).schedule_spec(plan.state());
+}
+
+Status schedule(const Context& context, Stream stream, const Plan& plan,
+                const ForwardTensors& tensors, Tensor out) {
+  return internal::guard<Status>([&] {
+    return internal::run(context, stream, plan, tensors, {}, {&out, true});
+  });
+}
+
+Status forward(const Context& context, Stream stream, const Plan& plan,
+               const ForwardTensors& tensors, Workspace workspace, Tensor schedule) {
+  return internal::guard<Status>(
+      [&] { return internal::run(context, stream, plan, tensors, workspace, {&schedule}); });
 }
 
 Status backward(const Context& context, Stream stream, const Plan& plan,

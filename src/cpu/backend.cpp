@@ -30,6 +30,15 @@ Status CpuBackend::zero(const ContextState&, Stream, const Tensor& tensor) const
   return {};
 }
 
+Status CpuBackend::schedule(const PlanState&, Stream, const ForwardTensors&, void*) const {
+  return Status(StatusCode::kInternal, {"schedule", "one for a CPU", "none", ""});
+}
+
+Status CpuBackend::forward(const PlanState&, Stream, const ForwardTensors&, Workspace,
+                           void*) const {
+  return Status(StatusCode::kInternal, {"schedule", "one for a CPU", "none", ""});
+}
+
 Status CpuBackend::merge(const ContextState& context, Stream, std::span<const Partial> parts,
                          const Tensor& o, const std::optional<Tensor>& lse) const {
   merge_on_cpu(context.pool(), parts, o, lse);

@@ -7,7 +7,7 @@
 namespace flashlab::internal {
 
 /// Attention on the processor: host memory, no streams, nothing to look up.
-class CpuBackend final : public Backend {
+class CpuBackend : public Backend {
  public:
   explicit CpuBackend(std::vector<const Implementation*> list) : list_(std::move(list)) {}
 
@@ -31,6 +31,9 @@ class CpuBackend final : public Backend {
     return {};
   }
   Status zero(const ContextState& context, Stream stream, const Tensor& tensor) const override;
+  std::optional<TensorSpec> schedule_spec(const PlanState&) const override { return {}; }
+  Status schedule(const PlanState&, Stream, const ForwardTensors&, void*) const override;
+  Status forward(const PlanState&, Stream, const ForwardTensors&, Workspace, void*) const override;
   Status merge(const ContextState& context, Stream stream, std::span<const Partial> parts,
                const Tensor& o, const std::optional<Tensor>& lse) const override;
   Status append(const ContextState& context, Stream stream, const AppendTensors& tensors,

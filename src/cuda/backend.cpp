@@ -6,6 +6,7 @@
 #include "api/context_state.h"
 #include "cuda/kernels/append/plan.h"
 #include "cuda/kernels/merge/plan.h"
+#include "cuda/launch/gpu_plan.h"
 #include "cuda/launch/pointers.h"
 #include "cuda/launch/zero.h"
 
@@ -86,6 +87,23 @@ Status CudaBackend::read(const internal::ContextState& context, Stream stream, v
 Status CudaBackend::zero(const internal::ContextState& context, Stream stream,
                          const Tensor& tensor) const {
   return zero_rows(*context.gpu(), stream, tensor);
+}
+
+// Plans of peers are none of GpuPlan.
+std::optional<TensorSpec> CudaBackend::schedule_spec(const internal::PlanState& plan) const {
+  const auto* own = dynamic_cast<const GpuPlan*>(&plan);
+  return own == nullptr ? std::nullopt : own->schedule_spec();
+}
+
+Status CudaBackend::schedule(const internal::PlanState& plan, Stream stream,
+                             const ForwardTensors& tensors, void* schedule) const {
+  return dynamic_cast<const GpuPlan&>(plan).make_schedule(stream, tensors, schedule);
+}
+
+Status CudaBackend::forward(const internal::PlanState& plan, Stream stream,
+                            const ForwardTensors& tensors, Workspace workspace,
+                            void* schedule) const {
+  return dynamic_cast<const GpuPlan&>(plan).forward_by(stream, tensors, workspace, schedule);
 }
 
 Status CudaBackend::merge(const internal::ContextState& context, Stream stream,

@@ -27,6 +27,11 @@ class CudaBackend final : public internal::Backend {
               std::size_t bytes) const override;
   Status zero(const internal::ContextState& context, Stream stream,
               const Tensor& tensor) const override;
+  std::optional<TensorSpec> schedule_spec(const internal::PlanState& plan) const override;
+  Status schedule(const internal::PlanState& plan, Stream stream, const ForwardTensors& tensors,
+                  void* schedule) const override;
+  Status forward(const internal::PlanState& plan, Stream stream, const ForwardTensors& tensors,
+                 Workspace workspace, void* schedule) const override;
   Status merge(const internal::ContextState& context, Stream stream, std::span<const Partial> parts,
                const Tensor& o, const std::optional<Tensor>& lse) const override;
   Status append(const internal::ContextState& context, Stream stream, const AppendTensors& tensors,

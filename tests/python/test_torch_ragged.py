@@ -59,6 +59,27 @@ class RaggedOperator:
                     BACKWARD, (torch.randn_like(o), *given[:3], o, lse, d_lse, *given[3:]),
                     test_utils=("test_schema", "test_faketensor"))
 
+    def test_one_schedule_serves_all_layers(self):
+        (q, k, v, _), (cu_q, cu_k), _ = self.rows()
+        lengths = dict(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+        order = flash.schedule(q, k, v, **lengths, causal=True)
+        self.assertEqual(order.dtype, torch.int32)
+        self.assertEqual(order.numel() > 0, self.device == "cuda")
+        plain = flash.flash_attn_varlen_func(q, k, v, **lengths, causal=True)
+        for _ in range(2):  # layers
+            ordered = flash.flash_attn_varlen_func(q, k, v, **lengths, causal=True,
+                                                   scheduler_metadata=order)
+            self.assert_equal(ordered, plain, "out")
+            self.assertEqual([a.shape for a in gradients((ordered,), (q, k, v))],
+                             [q.shape, k.shape, v.shape])
+        compiled = torch.compile(flash.flash_attn_varlen_func, fullgraph=True, backend="eager")
+        self.assert_equal(compiled(q, k, v, **lengths, causal=True, scheduler_metadata=order),
+                          plain, "compiled")
+        foreign = torch.zeros(7, 3, dtype=torch.int32, device=self.device)
+        with self.assertRaisesRegex(ValueError, "^scheduler_metadata: got "):
+            flash.flash_attn_varlen_func(q, k, v, **lengths, causal=True,
+                                         scheduler_metadata=foreign)
+
     def test_both_ways_give_the_same(self):
         for tensors, call in self.calls():
             call = flash._call.Call(*call)._replace(deterministic=True)

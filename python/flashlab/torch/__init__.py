@@ -7,6 +7,7 @@
     flash_attn_varlen_func, flash_attn_varlen_qkvpacked_func, flash_attn_varlen_kvpacked_func
                                   the same on ragged batches: [rows, heads, head_dim]; bert_padding
                                   has flash-attn's helpers for padded ones
+    schedule                      their order of work, made once for all layers
     varlen_attn                   torch's function of torch.nn.attention.varlen
     flash_attn_interface, cute    modules with the functions of FlashAttention-3 and -4
     flash_attn_with_kvcache, flash_attn_combine, get_scheduler_metadata
@@ -39,6 +40,7 @@ from ._varlen import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
+    schedule,
     varlen_attn,
 )
 
@@ -59,5 +61,6 @@ __all__ = [
     "get_flashattention_autograd_function_triton",
     "get_scheduler_metadata",
     "scaled_dot_product_attention",
+    "schedule",
     "varlen_attn",
 ]

@@ -131,7 +131,8 @@ def _through_operator(q, k, v, call, return_lse, heads_first):
                                                ("cu_seqlens_k", call.cu_seqlens_k),
                                                ("seqused_q", call.seqused_q),
                                                ("seqused_k", call.seqused_k),
-                                               ("sinks", call.sinks))
+                                               ("sinks", call.sinks),
+                                               ("schedule", call.schedule))
              if tensor is not None}
     _checks.tensors(**named)
     _checks.devices(q.device, k=k, v=v, **named)

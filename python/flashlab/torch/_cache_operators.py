@@ -40,7 +40,7 @@ def _forward_kernel(q, k, v, block_table, cache_batch_idx, leftpad_k, return_lse
         attention_chunk=call.attention_chunk, cu_seqlens_q=call.cu_seqlens_q,
         cu_seqlens_k=call.cu_seqlens_k, seqused_q=call.seqused_q, seqused_k=call.seqused_k,
         sinks=call.sinks, return_lse=return_lse, out=out, block_table=block_table,
-        cache_batch_idx=cache_batch_idx, leftpad_k=leftpad_k)
+        cache_batch_idx=cache_batch_idx, leftpad_k=leftpad_k, schedule=call.schedule)
     return o, lse if return_lse else _nothing(q, lse_dtype(q.dtype))
 
 

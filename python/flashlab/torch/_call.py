@@ -36,6 +36,7 @@ class Call(NamedTuple):
     max_seqlen_q: Optional[int] = None     # hints
     max_seqlen_k: Optional[int] = None
     attention_chunk: Optional[int] = None  # keys; its alignment is the window's or causal's
+    schedule: Optional[Tensor] = None      # of forward: what flashlab.torch.schedule gave
 
     def has_lengths(self) -> bool:
         return not (self.cu_seqlens_q is None and self.cu_seqlens_k is None
@@ -48,7 +49,7 @@ SCHEMA = ("Tensor? mask=None, float? scale=None, str? causal=None, str precision
           "Tensor? dropout_seed=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
           "Tensor? seqused_q=None, Tensor? seqused_k=None, Tensor? sinks=None, "
           "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
-          "int? attention_chunk=None")
+          "int? attention_chunk=None, Tensor? schedule=None")
 
 _SEQUENCES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "sinks")
 _FIRST = Call._fields.index("cu_seqlens_q")
@@ -62,7 +63,7 @@ def save(ctx, call: Call, *tensors) -> None:
     sequences = call[_FIRST:_LAST]
     ctx.save_for_backward(call.mask, call.alibi_slopes, stored, *sequences, *tensors)
     if any(tensor is not None for tensor in sequences):
-        call = call._replace(**dict.fromkeys(_SEQUENCES))
+        call = call._replace(**dict.fromkeys(_SEQUENCES), schedule=None)
     if call.mask is not None or call.alibi_slopes is not None or stored is not None:
         call = call._replace(mask=None, alibi_slopes=None,
                              dropout_seed=seed if stored is None else None)

@@ -123,11 +123,14 @@ def chunk(value):
     return keys
 
 
-def scheduler_metadata(value) -> None:
-    """None, or what get_scheduler_metadata gave: another library's says nothing to these kernels.
-    """
+def scheduler_metadata(value, ragged: bool = False):
+    """None, or what get_scheduler_metadata gave, or for a ragged call schedule: another library's
+    says nothing to these kernels. What is to be handed on, None where there is nothing."""
     if value is None or (isinstance(value, torch.Tensor) and value.numel() == 0):
-        return
+        return None
+    if ragged and isinstance(value, torch.Tensor) and value.dtype == torch.int32 and (
+            value.dim() == 2):
+        return value
     raise ValueError(f"scheduler_metadata: got {_shown(value)}, the schedule of another library or "
                      "plan, expected what flashlab's get_scheduler_metadata gives; call it "
                      "(flash_attn_interface has its name), or pass None")

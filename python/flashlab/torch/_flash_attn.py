@@ -19,7 +19,8 @@ from ._call import Call
 from ._packed import attend_packed
 
 
-_NAMES = {"scale": "softmax_scale", "window": "window_size", "sinks": "learnable_sink"}
+_NAMES = {"scale": "softmax_scale", "window": "window_size", "sinks": "learnable_sink",
+          "schedule": "scheduler_metadata"}
 
 
 def _refuse(**given) -> None:

@@ -11,8 +11,9 @@ namespace {
 
 template <class Tensors>
 Status enqueue(const runtime::Executor& executor, bool lengths, Stream stream,
-               const Tensors& tensors, Workspace workspace) {
-  std::array<void*, kTensorRoles> addresses{};
+               const Tensors& tensors, Workspace workspace, void* schedule = nullptr) {
+  std::array<void*, kTensorRoles + 1> addresses{};
+  addresses.back() = schedule;
   for_each_tensor(tensors, [&](const TensorRow& row, const GivenTensor& given) {
     // Kernels that only read take the same pointers as those that write.
     addresses[static_cast<std::size_t>(row.role)] = const_cast<void*>(given.data);
@@ -113,6 +114,67 @@ Status GpuPlan::forward(internal::ContextState&, Stream stream, const ForwardTen
 Status GpuPlan::backward(internal::ContextState&, Stream stream, const BackwardTensors& tensors,
                          Workspace workspace) const {
   return enqueue(executor_, geometry.has_lengths, stream, tensors, workspace);
+}
+
+std::optional<TensorSpec> GpuPlan::schedule_spec() const {
+  if (!listed) return {};
+  const auto bytes =
+      static_cast<std::int64_t>(regions[static_cast<std::size_t>(listed->tiles)].bytes);
+  const std::int64_t row_bytes = listed->tile_rows * static_cast<std::int64_t>(sizeof(int));
+  const std::int64_t columns = (Listed::kHeaderBytes + bytes + row_bytes - 1) / row_bytes;
+  TensorSpec spec = contiguous_spec(DType::kInt32, {listed->tile_rows, columns}, problem.q.device);
+  spec.alignment_bytes = 16;
+  return spec;
+}
+
+// Both have the tensors of a call, by role, and the schedule behind them.
+GpuPlan::Halves::Halves(const GpuPlan& plan) : list({&plan.device()}), rest({&plan.device()}) {
+  const runtime::Program& all = *plan.program();
+  for (runtime::Executor* half : {&list, &rest}) {
+    for (const TensorRow& row : kTensors) half->program().add_tensor(row.name);
+    half->program().add_tensor("schedule");
+  }
+  constexpr int kSchedule = static_cast<int>(kTensorRoles);
+  std::vector<runtime::Place> places;
+  for (const runtime::Buffer& buffer : all.buffers()) {
+    const int index = static_cast<int>(places.size());
+    if (index == buffer_of_region(plan.listed->header)) {
+      places.push_back({kSchedule});
+    } else if (index == buffer_of_region(plan.listed->tiles)) {
+      places.push_back({kSchedule, Listed::kHeaderBytes});
+    } else if (buffer.external) {
+      places.push_back({index});
+    } else {
+      places.push_back({rest.program().add_region(buffer.name, buffer.bytes)});
+    }
+  }
+  const auto moved = [&](runtime::Place place) -> runtime::Place {
+    const runtime::Place& base = places[static_cast<std::size_t>(place.buffer)];
+    return {base.buffer, base.offset_bytes + place.offset_bytes};
+  };
+  for (std::size_t i = 0; i < all.steps().size(); ++i) {
+    runtime::Step step = all.steps()[i];
+    auto& kernel = std::get<runtime::KernelWork>(step.work);
+    kernel.parameters.move(moved);
+    step.depends_on.clear();  // of one stream
+    // Before the second step there is somebody else's kernel now, which it begins after as any.
+    if (i == 1) kernel.shape.programmatic = false;
+    (i == 0 ? list : rest).program().add(std::move(step));
+  }
+}
+
+const GpuPlan::Halves& GpuPlan::halves() const {
+  std::call_once(halved_, [&] { halves_ = std::make_unique<Halves>(*this); });
+  return *halves_;
+}
+
+Status GpuPlan::make_schedule(Stream stream, const ForwardTensors& tensors, void* schedule) const {
+  return enqueue(halves().list, true, stream, tensors, {}, schedule);
+}
+
+Status GpuPlan::forward_by(Stream stream, const ForwardTensors& tensors, Workspace workspace,
+                           void* schedule) const {
+  return enqueue(halves().rest, true, stream, tensors, workspace, schedule);
 }
 
 }  // namespace flashlab::cuda

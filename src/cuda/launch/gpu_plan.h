@@ -3,6 +3,9 @@
 // An attention plan of one GPU: a program whose tensors are the call's, by role.
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,6 +52,26 @@ class GpuPlan : public internal::PlanState {
   /// itself; then it only launches.
   Status prepare(internal::ContextState& context) const override;
 
+  /// See flashlab/schedule.h: what the first step leaves in two regions, which a call may bring.
+  struct Listed {
+    int tiles = -1, header = -1;  ///< regions; the header's bytes are at most kHeaderBytes
+    std::int64_t tile_rows = 0;
+    static constexpr std::int64_t kHeaderBytes = 16;
+  };
+  std::optional<Listed> listed;
+  std::optional<TensorSpec> schedule_spec() const;
+  /// Precondition of all below: `listed` is set, `schedule` is memory of that spec.
+  Status make_schedule(Stream stream, const ForwardTensors& tensors, void* schedule) const;
+  Status forward_by(Stream stream, const ForwardTensors& tensors, Workspace workspace,
+                    void* schedule) const;
+
+  /// The first step alone and those behind it, with the schedule as one more tensor.
+  struct Halves {
+    explicit Halves(const GpuPlan& plan);
+    runtime::Executor list, rest;
+  };
+  const Halves& halves() const;
+
   int parts = 1;  ///< forward: in how many the keys are cut; kernels read it (ForwardArguments)
 
   const runtime::Program* program() const noexcept override { return &executor_.program(); }
@@ -58,6 +81,8 @@ class GpuPlan : public internal::PlanState {
   int add(runtime::Step step, PlanStep shown);
 
   runtime::Executor executor_;
+  mutable std::once_flag halved_;
+  mutable std::unique_ptr<Halves> halves_;
 };
 
 }  // namespace flashlab::cuda

@@ -32,7 +32,7 @@ SchedulePlan add_schedule(GpuPlan& plan, const device::Sequences& list, int tile
   step.parameters = runtime::ParameterBlock(arguments);
   patch_sequences(step.parameters, plan.problem, offsetof(ScheduleArguments, sequences));
   patch_schedule(step.parameters, out, offsetof(ScheduleArguments, schedule));
-  plan.add_kernel(std::move(step));
+  if (plan.add_kernel(std::move(step)) == 0) plan.listed = {out.tiles, out.header, tile_rows};
   return out;
 }
 

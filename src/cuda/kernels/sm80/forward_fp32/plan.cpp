@@ -305,11 +305,11 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward_fp32(
   plan->tile_q = choice.tiling.tile_q();
   plan->tile_k = choice.tiling.keys;
   const Regions regions = add_regions(*plan, g, choice);
-  if (tiles > 0) add_split_step(*plan, problem, g, regions.split, choice.terms);
   std::optional<SchedulePlan> schedule;
   if (g.has_lengths) {
     schedule = add_schedule(*plan, choice.sequences, choice.tiling.tile_q(), g.heads_q);
   }
+  if (tiles > 0) add_split_step(*plan, problem, g, regions.split, choice.terms);
   add_forward(*plan, problem, g, choice, regions, schedule);
   add_guarded(*plan, problem, g, choice, regions, schedule);
   if (choice.parts > 1) add_merge(*plan, problem, g, choice, regions);

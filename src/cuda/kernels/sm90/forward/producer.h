@@ -136,10 +136,12 @@ template <class Config>
 __device__ inline bool writes_order() {
   return !Config::kCached || threadIdx.x % 32 == 0;
 }
-/// The number of the next tile that no block has taken, behind the blocks' first ones.
+/// The number of the next tile that no block has taken, behind the blocks' first ones. There are as
+/// many numbers as tiles: the last one begins anew, for the next call by the same list.
 template <class Config>
-__device__ inline int take_tile(const TileSchedule& schedule) {
+__device__ inline int take_tile(const TileSchedule& schedule, Int64 tiles) {
   int number = writes_order<Config>() ? atomicAdd(schedule.header + 1, 1) : 0;
+  if (writes_order<Config>() && number == tiles - 1) schedule.header[1] = 0;
   if constexpr (Config::kCached) number = __shfl_sync(ptx::kFullMask, number, 0);
   return number;
 }
@@ -157,7 +159,7 @@ __device__ void order_tiles(const Sm90Call<Config>& call, Sm90ForwardStorage<Con
   unsigned begun = 0;
 #pragma unroll 1
   for (Int64 index = blockIdx.x;;
-       index = static_cast<int>(gridDim.x) + take_tile<Config>(schedule)) {
+       index = static_cast<int>(gridDim.x) + take_tile<Config>(schedule, tiles)) {
     // Beside the number of tiles, not behind it.
     const Int64 place = index / heads;
     const ScheduledTile entry =

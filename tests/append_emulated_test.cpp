@@ -59,6 +59,33 @@ TEST(AppendEmulated, IsTheAppendOfACpu) {
   }
 }
 
+// A program says nothing of addresses: those of its call are the tensors'.
+TEST(AppendEmulated, AProgramWritesWhatTheCallDoes) {
+  emulated::Kernels kernels;
+  const Arena arena(AppendCase{.rotary = false});
+  const auto plain = [&](std::vector<char>& memory) {
+    AppendTensors t = arena.tensors_at(memory.data());
+    t.seqused_after.reset();
+    return t;
+  };
+  std::vector<char> expected = arena.memory(), got = arena.memory();
+  const Context context = Context::create({.threads = 1}).value();
+  ASSERT_TRUE(append(context, {}, plain(expected), {}).ok());
+  AppendTensors t = plain(got);
+  void* const addresses[] = {t.k.data, t.v.data, const_cast<void*>(t.k_new.data),
+                             const_cast<void*>(t.v_new.data), const_cast<void*>(t.seqused_k.data)};
+  t.k.data = t.v.data = nullptr;
+  t.k_new.data = t.v_new.data = t.seqused_k.data = nullptr;
+  const auto program = cuda::append_program(t, {});
+  ASSERT_TRUE(program.ok()) << program.status().message();
+  ASSERT_EQ(program->steps().size(), 1u);
+  const std::string error =
+      emulated::run_step(kernels, *program, program->steps()[0], {.tensors = addresses});
+  EXPECT_EQ(error, "");
+  EXPECT_NE(got, arena.memory());
+  EXPECT_EQ(got, expected);
+}
+
 // Lengths without room, below zero, entries and pages that there are none of, positions that leave
 // the tables, offsets that decrease: the other sequences are written, and nothing else.
 TEST(AppendEmulated, HostileSequencesAreWrittenNothingOf) {

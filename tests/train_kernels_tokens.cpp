@@ -219,43 +219,6 @@ Problem softmax(Element type, std::int64_t context, bool backward) {
   return p;
 }
 
-Problem cached_attention(Element type, std::int64_t dim, std::int64_t context,
-                         std::int64_t position) {
-  Problem p(type);
-  const AttentionAttributes a = heads_of(1, context, dim);
-  const std::int64_t width = a.width();
-  const TensorId scalars = p.scalars(1, static_cast<double>(position));
-  const TensorId qkv = p.random({3 * width}, 2), cache = p.random({2, context, width}, 2);
-  const TensorId o = p.result({width});
-  p.run(OperationKind::kCachedAttention, {scalars, qkv, cache}, {o, cache}, a);
-  Numbers kept = p.of(cache), wanted(p.of(o).size());
-  for (std::int64_t c = 0; c < width; ++c) {
-    kept[at(position, width, c)] = p.of(qkv)[static_cast<std::size_t>(width + c)];
-    kept[at(context + position, width, c)] = p.of(qkv)[static_cast<std::size_t>(2 * width + c)];
-  }
-  for (std::int64_t head = 0; head < a.heads; ++head) {
-    Numbers weights;
-    double sum = 0;
-    for (std::int64_t key = 0; key <= position; ++key) {
-      double dot = 0;
-      for (std::int64_t i = head * dim; i < (head + 1) * dim; ++i) {
-        dot += p.of(qkv)[static_cast<std::size_t>(i)] * kept[at(key, width, i)];
-      }
-      weights.push_back(std::exp(dot / std::sqrt(static_cast<double>(dim))));
-      sum += weights.back();
-    }
-    for (std::int64_t key = 0; key <= position; ++key) {
-      for (std::int64_t i = head * dim; i < (head + 1) * dim; ++i) {
-        wanted[static_cast<std::size_t>(i)] +=
-            weights[static_cast<std::size_t>(key)] / sum * kept[at(context + key, width, i)];
-      }
-    }
-  }
-  p.expect(o, std::move(wanted));
-  p.expect(cache, std::move(kept));
-  return p;
-}
-
 }  // namespace
 
 std::vector<KernelCase> token_cases() {
@@ -296,8 +259,6 @@ std::vector<KernelCase> token_cases() {
   add("mean_loss", [](Element type) { return mean_loss(type, 3001); });
   add("softmax", [](Element type) { return softmax(type, 70, false); });
   add("softmax_backward", [](Element type) { return softmax(type, 70, true); });
-  add("cached_attention", [](Element type) { return cached_attention(type, 64, 700, 620); });
-  add("cached_attention_odd", [](Element type) { return cached_attention(type, 22, 40, 0); });
   return out;
 }
 

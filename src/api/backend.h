@@ -10,6 +10,7 @@
 
 #include "api/implementation.h"
 #include "flashlab/cache.h"
+#include "runtime/program/program.h"
 
 namespace flashlab::internal {
 
@@ -64,6 +65,10 @@ class Backend {
   /// flashlab::append on validated tensors of the device; `page_size` 0: not in pages.
   virtual Status append(const ContextState& context, Stream stream, const AppendTensors& tensors,
                         const AppendOptions& options, std::int64_t page_size) const = 0;
+  /// The same as a program, whose tensors are k, v, k_new, v_new and seqused_k in this order, all
+  /// that `tensors` may have. Errors: kUnsupported (types, sizes; a CPU has none).
+  virtual Result<runtime::Program> append_program(const AppendTensors& tensors,
+                                                  const AppendOptions& options) const = 0;
 };
 
 /// The backend of a kind of device (src/backends/backends.cpp).

@@ -50,4 +50,9 @@ Status CpuBackend::append(const ContextState& context, Stream, const AppendTenso
   return append_on_cpu(context.pool(), tensors, options, page_size);
 }
 
+Result<runtime::Program> CpuBackend::append_program(const AppendTensors&,
+                                                    const AppendOptions&) const {
+  return Status::unsupported({"append", "a program for a CPU", "one for a GPU", "call append"});
+}
+
 }  // namespace flashlab::internal

@@ -38,6 +38,8 @@ class CpuBackend : public Backend {
                const Tensor& o, const std::optional<Tensor>& lse) const override;
   Status append(const ContextState& context, Stream stream, const AppendTensors& tensors,
                 const AppendOptions& options, std::int64_t page_size) const override;
+  Result<runtime::Program> append_program(const AppendTensors& tensors,
+                                          const AppendOptions& options) const override;
 
  private:
   std::vector<const Implementation*> list_;

@@ -118,4 +118,9 @@ Status CudaBackend::append(const internal::ContextState& context, Stream stream,
   return append_on_gpu(*context.gpu(), stream, tensors, options, page_size);
 }
 
+Result<runtime::Program> CudaBackend::append_program(const AppendTensors& tensors,
+                                                     const AppendOptions& options) const {
+  return cuda::append_program(tensors, options);
+}
+
 }  // namespace flashlab::cuda

@@ -36,6 +36,8 @@ class CudaBackend final : public internal::Backend {
                const Tensor& o, const std::optional<Tensor>& lse) const override;
   Status append(const internal::ContextState& context, Stream stream, const AppendTensors& tensors,
                 const AppendOptions& options, std::int64_t page_size) const override;
+  Result<runtime::Program> append_program(const AppendTensors& tensors,
+                                          const AppendOptions& options) const override;
 
  private:
   Implementations list_;

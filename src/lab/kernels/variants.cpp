@@ -151,6 +151,13 @@ Case cache_case(HeadDims dims, ElementType type, std::int64_t page_size = 16) {
   return out;
 }
 
+// One query of each sequence, which fp32 has a kernel for.
+Case decode_case(HeadDims dims, ElementType type) {
+  Case out = make_case(kSizes[1], dims, type);
+  out.set_cache(16);
+  return out;
+}
+
 // Softcap, ALiBi and dropout: each, and all at once.
 void add_score_features(std::vector<Case>& list, const Case& base) {
   for (int features = 0; features < 4; ++features) {
@@ -382,6 +389,7 @@ std::vector<Case> representative_problems() {
     list.push_back(ragged_case(dims, kTypes[1]));
     list.push_back(cache_case(dims, kTypes[0]));
     list.push_back(prefill_case(dims, kTypes[0]));
+    list.push_back(decode_case(dims, kTypes[2]));
     list.push_back(cache_case(dims, kTypes[0], 1));
     list.push_back(prefill_case(dims, kTypes[2]));
     for (const Sizes& sizes : {kSizes[0], kSizes[1]}) {  // one with split keys
@@ -420,6 +428,7 @@ std::vector<Case> variant_problems(VariantSelection selection) {
     for (const HeadDims dims : kUsualDims) {
       list.push_back(ragged_case(dims, type));
       list.push_back(prefill_case(dims, type));
+      list.push_back(decode_case(dims, type));
       for (const std::int64_t page_size : {1, 8, 16, 64}) {
         list.push_back(cache_case(dims, type, page_size));
       }

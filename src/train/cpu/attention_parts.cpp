@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "train/cpu/call.h"
 
@@ -106,47 +105,11 @@ void softmax_backward(const Call<T>& call) {
   });
 }
 
-// The cache holds keys, then values, [context, width] each; the token's own row joins it first.
-template <class T>
-void cached_attention(const Call<T>& call) {
-  const auto& a = call.template attributes<AttentionAttributes>();
-  const std::int64_t width = a.width();
-  const auto position =
-      static_cast<std::int64_t>(call.template in<double>(Slot::kScalars)[kPosition]);
-  const T* qkv = call.in(Slot::kQkv);
-  T* keys = call.out(Slot::kCache);
-  T* values = keys + a.context * width;
-  const auto row_bytes = static_cast<std::size_t>(width) * sizeof(T);
-  std::memcpy(keys + position * width, qkv + width, row_bytes);
-  std::memcpy(values + position * width, qkv + 2 * width, row_bytes);
-  const T scale = static_cast<T>(1 / std::sqrt(static_cast<double>(a.head_dim)));
-  call.pool.run(a.heads, [&](std::int64_t head, int) {
-    const std::int64_t at = head * a.head_dim;
-    T* scores = reinterpret_cast<T*>(call.scratch) + head * a.context;
-    T max = 0;
-    for (std::int64_t key = 0; key <= position; ++key) {
-      T dot = 0;
-      for (std::int64_t i = 0; i < a.head_dim; ++i) dot += qkv[at + i] * keys[key * width + at + i];
-      scores[key] = dot * scale;
-      max = key == 0 || scores[key] > max ? scores[key] : max;
-    }
-    call.kernels.softmax_row(scores, max, scores, position + 1, position + 1);
-    T* o = call.out(Slot::kO) + at;
-    std::fill(o, o + a.head_dim, T(0));
-    for (std::int64_t key = 0; key <= position; ++key) {
-      for (std::int64_t i = 0; i < a.head_dim; ++i) {
-        o[i] += scores[key] * values[key * width + at + i];
-      }
-    }
-  });
-}
-
-#define FLASHLAB_INSTANTIATE(T)                      \
-  template void cached_attention<T>(const Call<T>&); \
-  template void rope_angles<T>(const Call<T>&);      \
-  template void rope<T>(const Call<T>&);             \
-  template void row_max<T>(const Call<T>&);          \
-  template void softmax<T>(const Call<T>&);          \
+#define FLASHLAB_INSTANTIATE(T)                 \
+  template void rope_angles<T>(const Call<T>&); \
+  template void rope<T>(const Call<T>&);        \
+  template void row_max<T>(const Call<T>&);     \
+  template void softmax<T>(const Call<T>&);     \
   template void softmax_backward<T>(const Call<T>&);
 FLASHLAB_INSTANTIATE(float)
 FLASHLAB_INSTANTIATE(double)

@@ -48,10 +48,6 @@ std::int64_t scratch_bytes(const StepPlan& plan, const Operation& operation) {
       const std::int64_t width = std::get<RowsAttributes>(operation.attributes).width;
       return 2 * kReductionParts * width * bytes_of(operation.inputs.front());
     }
-    case OperationKind::kCachedAttention: {
-      const auto& a = std::get<AttentionAttributes>(operation.attributes);
-      return a.heads * a.context * bytes_of(operation.in(Slot::kQkv));
-    }
     default:
       return 0;
   }

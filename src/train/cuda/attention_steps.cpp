@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "api/backend.h"
 #include "api/capacity.h"
 #include "api/implementation.h"
 #include "flashlab/tensor_table.h"
@@ -104,6 +105,19 @@ void AttentionSteps::append(std::size_t index) {
     places[static_cast<std::size_t>(work.target.buffer)] = {counters_, next_counter_};
   }
   program_.append(steps, places, clearing);
+}
+
+Status AttentionSteps::append_rows(const Operation& operation) {
+  const Device device = context_->device();
+  auto program = internal::backend_of(device.kind)
+                     .append_program(append_tensors(plan_, operation, device), {});
+  if (!program.ok()) return program.status();
+  std::vector<runtime::Place> places;
+  for (const AppendedTensor& each : appended_tensors(plan_, operation)) {
+    places.push_back(shifted(places_[static_cast<std::size_t>(each.tensor)], each.offset_bytes));
+  }
+  program_.append(*program, places);
+  return {};
 }
 
 }  // namespace flashlab::train

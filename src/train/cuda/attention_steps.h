@@ -1,6 +1,7 @@
 #pragma once
 
-// Attention of a step by the library's plans, whose steps are merged into the step's program.
+// Attention of a step and appends to its caches by the library's programs, whose steps are merged
+// into the step's.
 
 #include <optional>
 #include <vector>
@@ -24,6 +25,8 @@ class AttentionSteps {
   Status plan();
   /// Appends the steps of operation `index`. Precondition: plan() succeeded.
   void append(std::size_t index);
+  /// Appends the step of an append to a cache. Errors: kUnsupported, of its types and sizes.
+  Status append_rows(const Operation& operation);
 
  private:
   std::vector<runtime::Place> tensor_places(const Operation& operation) const;

@@ -248,37 +248,6 @@ Status softmax(KernelSteps& k, const Operation& operation) {
   return {};
 }
 
-Status cached_attention(KernelSteps& k, const Operation& operation) {
-  const auto& a = std::get<AttentionAttributes>(operation.attributes);
-  const Element type = k.element(operation.out(Slot::kO));
-  const int vector = vector_of(a.head_dim, size_of(type));
-  // The block's other arrays: the query, and sums of each slice of the keys.
-  const std::int64_t own_bytes = 4 * (a.head_dim + std::int64_t{kRowThreads} * vector) + 1024;
-  const std::int64_t most = (k.device.shared_bytes_per_block - own_bytes) / 4;
-  if (a.context > most || a.head_dim / vector > kRowThreads) {
-    return Status::unsupported({"context",
-                                fmt::format("{} tokens, head dim {}", a.context, a.head_dim),
-                                fmt::format("at most {} tokens and {} columns when a GPU decodes",
-                                            most, kRowThreads * vector),
-                                "use --device cpu"});
-  }
-  ConfigPrinter config = config_of("kElement", type);
-  config.integer("kContext", a.context).integer("kWidth", a.width());
-  config.integer("kHeadDim", a.head_dim).integer("kVector", vector);
-  ParameterBlock block(device::CachedAttentionArguments{});
-  block
-      .pointer(FLASHLAB_AT(CachedAttentionArguments, position),
-               position_in(k.place(operation.in(Slot::kScalars))))
-      .pointer(FLASHLAB_AT(CachedAttentionArguments, qkv), k.place(operation.in(Slot::kQkv)))
-      .pointer(FLASHLAB_AT(CachedAttentionArguments, cache), k.place(operation.out(Slot::kCache)))
-      .pointer(FLASHLAB_AT(CachedAttentionArguments, o), k.place(operation.out(Slot::kO)));
-  k.add(operation,
-        {"train/cached_attention.cu", "flash_fwd_cached_attention", config, a.heads, 1, kRowThreads,
-         4 * a.context},
-        std::move(block));
-  return {};
-}
-
 Status cross_entropy(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<CrossEntropyAttributes>(operation.attributes);
   const Element type = k.element(operation.in(Slot::kLogits));

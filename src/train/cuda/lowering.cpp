@@ -134,7 +134,7 @@ class Placement {
     std::vector<std::pair<std::size_t, std::int64_t>> found;
     std::int64_t bytes = 0;
     for (const Operation& operation : plan_.operations) {
-      if (operation.kind != OperationKind::kCachedAttention) continue;
+      if (operation.kind != OperationKind::kAppend) continue;
       const auto id = static_cast<std::size_t>(operation.out(Slot::kCache));
       is_cache_[id] = true;
       found.emplace_back(id, bytes);
@@ -286,6 +286,10 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
       }
     } else if (is_attention(operation)) {
       if (context != nullptr) attention.append(i);
+    } else if (operation.kind == OperationKind::kAppend) {
+      if (context != nullptr) {
+        if (Status s = attention.append_rows(operation); !s.ok()) return s;
+      }
     } else if (Status s = kernels.append(operation); !s.ok()) {
       return s;
     }

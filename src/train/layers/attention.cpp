@@ -79,23 +79,32 @@ TensorId fused_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes
   return o;
 }
 
-// One token against the keys and values of all before it, which the cache keeps.
+// One token against the keys and values of all up to it, which the cache keeps: keys, then values,
+// [context, width] each. A form or an implementation that was asked for is training's alone.
 TensorId cached_attention(StepBuilder& b, TensorId qkv, const LayerContext& context,
-                          const AttentionAttributes& a) {
+                          AttentionAttributes a) {
   const ModelConfig& model = context.model;
+  const TensorId lengths = b.plan().lengths;
   const TensorId cache =
       b.persistent("cache", {2, model.context, model.width}, b.policy().activation, Role::kBatch);
   const TensorId o = b.activation("o", {1, model.width});
-  AttentionAttributes attributes = a;
-  attributes.context = model.context;
-  b.append(
-      {.name = "attention",
-       .kind = OperationKind::kCachedAttention,
-       .operation_class = OperationClass::kAttention,
-       .inputs = {{Slot::kScalars, b.plan().scalars}, {Slot::kQkv, qkv}, {Slot::kCache, cache}},
-       .outputs = {{Slot::kO, o}, {Slot::kCache, cache}},
-       .attributes = attributes,
-       .flops = 4.0 * static_cast<double>(model.context * model.width)});
+  a.cached = model.context;
+  a.causal = false;
+  a.implementation.clear();
+  b.append({.name = "append",
+            .kind = OperationKind::kAppend,
+            .operation_class = OperationClass::kCopy,
+            .inputs = {{Slot::kQkv, qkv}, {Slot::kLengths, lengths}, {Slot::kCache, cache}},
+            .outputs = {{Slot::kCache, cache}},
+            .attributes = a,
+            .bytes = 4 * model.width * size_of(b.policy().activation)});
+  b.append({.name = "attention",
+            .kind = OperationKind::kAttention,
+            .operation_class = OperationClass::kAttention,
+            .inputs = {{Slot::kQkv, qkv}, {Slot::kCache, cache}, {Slot::kLengths, lengths}},
+            .outputs = {{Slot::kO, o}},
+            .attributes = a,
+            .flops = 4.0 * static_cast<double>(model.context * model.width)});
   return o;
 }
 

@@ -2,8 +2,10 @@
 
 // Attention of a step as the library's Problem, by which its plans are found.
 
+#include <array>
 #include <vector>
 
+#include "flashlab/cache.h"
 #include "flashlab/tensor_table.h"
 #include "train/plan/step_plan.h"
 
@@ -26,5 +28,14 @@ struct AttentionTensor {
 };
 /// All of the problem's but the dropout state. Precondition: is_attention(operation).
 std::vector<AttentionTensor> attention_tensors(const StepPlan& plan, const Operation& operation);
+
+/// What an append asks of the library on `device`, without addresses.
+AppendTensors append_tensors(const StepPlan& plan, const Operation& operation, Device device);
+/// Where they lie, in the order of AppendTensors: k, v, k_new, v_new and seqused_k.
+struct AppendedTensor {
+  TensorId tensor = kNoTensor;
+  std::int64_t offset_bytes = 0;
+};
+std::array<AppendedTensor, 5> appended_tensors(const StepPlan& plan, const Operation& operation);
 
 }  // namespace flashlab::train

@@ -79,6 +79,7 @@ enum class Slot : std::uint8_t {
   kLse,
   kDocuments,
   kCache,
+  kLengths,
   kScores,
   kDScores,
   kMax,
@@ -188,6 +189,7 @@ struct AttentionAttributes {
   /// Sequences that the rows of the micro-batch may have, by its offsets in StepPlan::documents; 0:
   /// each row is one.
   std::int64_t documents = 0, micro = 0;
+  std::int64_t cached = 0;  ///< rows of the cache that holds k and v; 0: they lie beside q
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t width_kv() const { return (heads_kv > 0 ? heads_kv : heads) * head_dim; }
   std::int64_t qkv_width() const { return width() + 2 * width_kv(); }

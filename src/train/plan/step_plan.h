@@ -99,6 +99,9 @@ struct StepPlan {
   /// of each, which the executor writes by `tokens` before each step.
   TensorId documents = kNoTensor;
   std::int32_t end_of_text = 0;  ///< the token that begins a sequence
+  /// int32 [2] where one token is decoded, which the executor writes by its position: how many
+  /// tokens are in the caches before it and with it.
+  TensorId lengths = kNoTensor;
 
   const PlanTensor& tensor(TensorId id) const { return tensors[static_cast<std::size_t>(id)]; }
   PlanTensor& tensor(TensorId id) { return tensors[static_cast<std::size_t>(id)]; }
@@ -115,6 +118,12 @@ struct StepPlan {
 
 /// What changes from step to step without changing the plan.
 enum Scalar : int { kLearningRate, kStepIndex, kPosition, kScalars };
+
+/// Writes StepPlan::lengths by the step's scalars, both in host memory.
+inline void write_lengths(const double* scalars, std::int32_t* lengths) {
+  lengths[0] = static_cast<std::int32_t>(scalars[kPosition]);
+  lengths[1] = lengths[0] + 1;
+}
 
 /// Takes away operations whose results nothing reads: those of frozen parameters' gradients alone.
 void drop_unread(StepPlan& plan);

@@ -37,9 +37,10 @@ std::int64_t widened_tensor_bytes(const PlanTensor& tensor) {
   return (tensor.elements() * size_of(Element::kFp32) + 63) / 64 * 64;
 }
 
-// Attention reads 16-bit types itself; norm and AdamW go over the arenas.
+// Attention and append read 16-bit types themselves; norm and AdamW go over the arenas.
 bool reads_narrow_itself(const Operation& operation) {
-  return is_attention(operation) || operation.kind == OperationKind::kGradientNorm ||
+  return is_attention(operation) || operation.kind == OperationKind::kAppend ||
+         operation.kind == OperationKind::kGradientNorm ||
          operation.kind == OperationKind::kAdamW || operation.kind == OperationKind::kClear;
 }
 
@@ -58,8 +59,8 @@ bool is_collective(const Operation& operation) {
 // By a function of its row, or in this executor's own way.
 bool runs(const Operation& operation) {
   return kFunctions<float>[static_cast<std::size_t>(operation.kind)] != &cpu::none<float> ||
-         is_attention(operation) || is_collective(operation) ||
-         operation.kind == OperationKind::kClear ||
+         is_attention(operation) || operation.kind == OperationKind::kAppend ||
+         is_collective(operation) || operation.kind == OperationKind::kClear ||
          operation.operation_class == OperationClass::kOptimizer;
 }
 
@@ -221,6 +222,20 @@ Status CpuExecutor::bind_attention() {
   return {};
 }
 
+Status CpuExecutor::run_append(const Operation& operation) {
+  AppendTensors tensors = append_tensors(plan_, operation, context_.device());
+  const auto places = appended_tensors(plan_, operation);
+  const auto at = [&](std::size_t i) {
+    return static_cast<std::byte*>(data(places[i].tensor)) + places[i].offset_bytes;
+  };
+  tensors.k.data = at(0);
+  tensors.v.data = at(1);
+  tensors.k_new.data = at(2);
+  tensors.v_new.data = at(3);
+  tensors.seqused_k.data = at(4);
+  return append(context_, {}, tensors);
+}
+
 Status CpuExecutor::run_attention(std::size_t index) {
   const Operation& operation = plan_.operations[index];
   const auto& a = std::get<AttentionAttributes>(operation.attributes);
@@ -288,6 +303,8 @@ Status CpuExecutor::run_operation(std::size_t index) {
     case OperationKind::kAttention:
     case OperationKind::kAttentionBackward:
       return run_attention(index);
+    case OperationKind::kAppend:
+      return run_append(operation);
     case OperationKind::kGradientNorm:
       gradient_norm<T>(operation);
       return {};
@@ -388,6 +405,10 @@ Status CpuExecutor::run(OperationObserver* observer) {
   if (plan_.documents != kNoTensor) {
     auto* offsets = static_cast<std::int32_t*>(data(plan_.documents));
     if (Status s = write_documents(plan_, tokens(), offsets); !s.ok()) return s;
+  }
+  if (plan_.lengths != kNoTensor) {
+    write_lengths(static_cast<const double*>(data(plan_.scalars)),
+                  static_cast<std::int32_t*>(data(plan_.lengths)));
   }
   const runtime::Call call = {
       .tensors = exchanged_, .streams = kHere, .groups = {&group_, group_ == nullptr ? 0U : 1U}};

@@ -46,6 +46,7 @@ class CpuExecutor final : public StepExecutor {
   template <class T>
   Status run_operation(std::size_t index);
   Status run_attention(std::size_t index);
+  Status run_append(const Operation& operation);
   template <class T>
   void run_rows(const Operation& operation, std::byte* const* addresses);
   void run_widened(const Operation& operation);

@@ -182,16 +182,20 @@ Status CudaStepExecutor::stage() {
       return s;
     }
   }
+  std::byte* batch = batch_.data();
+  if (plan_.lengths != kNoTensor) {
+    write_lengths(reinterpret_cast<const double*>(batch + lowered_.batch.scalars),
+                  static_cast<std::int32_t*>(data(plan_.lengths)));
+  }
   if (plan_.documents != kNoTensor) {
-    std::byte* batch = batch_.data();
     const auto* tokens = reinterpret_cast<const std::int32_t*>(batch + lowered_.batch.tokens);
     auto* offsets = reinterpret_cast<std::int32_t*>(batch + lowered_.batch.documents);
     if (Status s = write_documents(plan_, tokens, offsets); !s.ok()) return s;
   }
-  sort_tokens(lowered_.batch, vocabulary_, batch_.data());
-  write_dropout_states(lowered_.batch, batch_.data());
+  sort_tokens(lowered_.batch, vocabulary_, batch);
+  write_dropout_states(lowered_.batch, batch);
   const auto bytes = static_cast<std::size_t>(lowered_.batch.bytes);
-  std::memcpy(staged.bytes.data(), batch_.data(), bytes);
+  std::memcpy(staged.bytes.data(), batch, bytes);
   const cuda::CUresult copied =
       api.cuMemcpyHtoDAsync(cuda::pointer_of(region(lowered_.batch_buffer)), staged.bytes.data(),
                             bytes, parameters_->stream());

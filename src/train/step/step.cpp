@@ -207,7 +207,9 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
   const std::int64_t shares = own_shares(options);
   plan.tokens = b.persistent("tokens", {sequences, options.context}, Element::kInt32, Role::kBatch);
   plan.scalars = b.persistent("scalars", {kScalars}, Element::kFp64, Role::kBatch);
-  if (!b.decodes()) {
+  if (b.decodes()) {
+    plan.lengths = b.persistent("lengths", {2}, Element::kInt32, Role::kBatch);
+  } else {
     plan.targets =
         b.persistent("targets", {sequences, options.context}, Element::kInt32, Role::kBatch);
     plan.losses =

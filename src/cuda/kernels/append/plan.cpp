@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <tuple>
@@ -146,6 +147,24 @@ runtime::Step append_step(const AppendTensors& tensors, const AppendOptions& opt
               append_kernel(element, table),
               {.grid_x = static_cast<unsigned>(blocks), .threads = kAppendThreads},
               runtime::ParameterBlock(arguments)}};
+}
+
+Result<runtime::Program> append_program(const AppendTensors& tensors,
+                                        const AppendOptions& options) {
+  if (Status s = check_sizes(tensors); !s.ok()) return s;
+  runtime::Program program;
+  runtime::Step step = append_step(tensors, options, 0);
+  const std::pair<const char*, std::size_t> addresses[] = {
+      {"k", offsetof(device::AppendArguments, k.data)},
+      {"v", offsetof(device::AppendArguments, v.data)},
+      {"k_new", offsetof(device::AppendArguments, k_new.data)},
+      {"v_new", offsetof(device::AppendArguments, v_new.data)},
+      {"seqused_k", offsetof(device::AppendArguments, used.data)}};
+  for (const auto& [name, offset] : addresses) {
+    std::get<runtime::KernelWork>(step.work).parameters.pointer(offset, {program.add_tensor(name)});
+  }
+  program.add(std::move(step));
+  return program;
 }
 
 Status append_on_gpu(const GpuDevice& device, Stream stream, const AppendTensors& tensors,

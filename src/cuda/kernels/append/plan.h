@@ -21,6 +21,10 @@ KernelSpec append_kernel(DType element, DType table);
 runtime::Step append_step(const AppendTensors& tensors, const AppendOptions& options,
                           std::int64_t page_size);
 
+/// See internal::Backend::append_program. Precondition: a cache in no pages, rows that are not
+/// ragged, nothing that turns.
+Result<runtime::Program> append_program(const AppendTensors& tensors, const AppendOptions& options);
+
 /// flashlab::append on validated tensors of the device. Errors: kUnsupported (fp64, sizes beyond 31
 /// bits).
 Status append_on_gpu(const GpuDevice& device, Stream stream, const AppendTensors& tensors,

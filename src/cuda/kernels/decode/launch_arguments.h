@@ -38,4 +38,18 @@ struct DecodeArguments {
   int slabs_k, slabs_v;      ///< of kSlabsAtOnce: 64 columns, from a head to the next
 };
 
+/// Of the kernel for one query of each sequence in fp32 (fp32.cu). Parts are numbered by sequence,
+/// query head and part, tiles by sequence and query head.
+struct DecodeFp32Arguments {
+  ForwardArguments call;
+  Sequences sequences;
+  KeyCache cache;
+  Divisor page;                ///< rows of a page
+  float* o;                    ///< [part, feature]: sums, relative to the part's reference
+  float* statistics;           ///< [part, 2]: reference in units of log2, and sum
+  unsigned long long* counts;  ///< as DecodeParts::counts
+  unsigned long long tag;
+  int parts;  ///< of a tile
+};
+
 }  // namespace flashlab::device

@@ -169,6 +169,20 @@ Status check_worth(const Problem& problem, const Geometry& g, const DeviceInfo& 
                   kManyKeys, kManyBytes));
 }
 
+Status check_keys(const Problem& problem, const Geometry& g) {
+  // Of one page a stride is never used, and reads 0.
+  if (problem.block_table && problem.block_table->shape[1] > 1 &&
+      problem.block_table->strides[1] != 1) {
+    return unsupported("strides[1] of block_table for implementation 'decode'",
+                       fmt::format("{}", problem.block_table->strides[1]), "1");
+  }
+  if (g.seqlen_k > kMaxLength) {
+    return unsupported("sequence length of implementation 'decode'", fmt::format("{}", g.seqlen_k),
+                       fmt::format("at most {}", kMaxLength));
+  }
+  return {};
+}
+
 Status check(const Problem& problem, const Geometry& g) {
   // Of caches any number is served: but for some of sm_90's, by no other kernel of a GPU.
   const std::int64_t queries = queries_of_sequence(problem, g);
@@ -176,21 +190,12 @@ Status check(const Problem& problem, const Geometry& g) {
     return unsupported("queries for implementation 'decode'", fmt::format("{}", queries),
                        fmt::format("at most {} of each sequence", kMostQueries));
   }
-  // Of one page a stride is never used, and reads 0.
-  if (problem.block_table && problem.block_table->shape[1] > 1 &&
-      problem.block_table->strides[1] != 1) {
-    return unsupported("strides[1] of block_table for implementation 'decode'",
-                       fmt::format("{}", problem.block_table->strides[1]), "1");
-  }
+  if (Status s = check_keys(problem, g); !s.ok()) return s;
   for (const std::int64_t dim : {g.head_dim, g.head_dim_v}) {
     if (dim % 8 != 0 || dim > kMaxHeadDim) {
       return unsupported("head_dim of implementation 'decode'", fmt::format("{}", dim),
                          fmt::format("a multiple of 8 up to {}", kMaxHeadDim));
     }
-  }
-  if (g.seqlen_k > kMaxLength) {
-    return unsupported("sequence length of implementation 'decode'", fmt::format("{}", g.seqlen_k),
-                       fmt::format("at most {}", kMaxLength));
   }
   const float least_scale = problem.alibi_slopes ? 1e-10f : 1e-30f;
   if (!(g.scale > least_scale)) {
@@ -238,15 +243,6 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const DecodeTilin
       .integer("kSharedBytes", shared_bytes(g, t))
       .boolean("kSinks", problem.sinks.has_value());
   return config;
-}
-
-/// A number that no other plan has, with which no memory begins but by chance.
-std::uint64_t fresh_tag() {
-  static std::atomic<std::uint64_t> next{(std::uint64_t{std::random_device{}()} << 32) +
-                                         std::random_device{}()};
-  // Odd multiples of an odd number repeat after 2^64 of them.
-  const std::uint64_t tag = 0x9e3779b97f4a7c15u * ++next & ~device::kCountMask;
-  return tag != 0 ? tag : fresh_tag();
 }
 
 /// Workspace: the sums of parts, and how many of a tile are there.
@@ -335,6 +331,15 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
          fmt::format("compute capability {}.{}", device.info().major, device.info().minor),
          "8.0 or later", "name none"});
   }
+  if (problem.q.dtype == DType::kFp32) {
+    const bool named = !problem.options.implementation.empty();
+    if (!named && !problem.seqused_k && !has_cache(problem)) {
+      return unsupported("keys for 'decode' in fp32", "a dense call",
+                         "lengths of keys, or a cache");
+    }
+    if (Status s = check_keys(problem, g); !s.ok()) return s;
+    return plan_decode_fp32(device, problem, g);
+  }
   if (Status s = check(problem, g); !s.ok()) return s;
   if (Status s = check_worth(problem, g, device.info()); !s.ok()) return s;
   const Choice choice = choose(problem, g, device.info());
@@ -360,18 +365,40 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
 
 }  // namespace
 
+std::uint64_t fresh_tag() {
+  static std::atomic<std::uint64_t> next{(std::uint64_t{std::random_device{}()} << 32) +
+                                         std::random_device{}()};
+  // Odd multiples of an odd number repeat after 2^64 of them.
+  const std::uint64_t tag = 0x9e3779b97f4a7c15u * ++next & ~device::kCountMask;
+  return tag != 0 ? tag : fresh_tag();
+}
+
 const internal::Implementation& decode_implementation() {
   static const internal::Implementation implementation{
       "decode",
       DeviceKind::kCuda,
-      "few queries over many keys at the speed of memory, sm_80 and later: fp16 and bf16",
-      internal::FeatureSet{Feature::kForward, Feature::kFp16, Feature::kBf16, Feature::kCausal,
-                           Feature::kWindow, Feature::kBesideDiagonal, Feature::kSoftcap,
-                           Feature::kGroupedQuery, Feature::kUnequalHeadDims,
-                           Feature::kDeterministic, TensorRole::kLse, TensorRole::kAlibiSlopes,
-                           TensorRole::kSinks, TensorRole::kCuSeqlensQ, TensorRole::kSeqUsedQ,
-                           TensorRole::kSeqUsedK, TensorRole::kBlockTable,
-                           TensorRole::kCacheBatchIdx, TensorRole::kLeftPadK},
+      "few queries over many keys at the speed of memory, sm_80 and later: fp16, bf16; one in fp32",
+      internal::FeatureSet{Feature::kForward,
+                           Feature::kFp16,
+                           Feature::kBf16,
+                           Feature::kFp32,
+                           Feature::kTf32,
+                           Feature::kCausal,
+                           Feature::kWindow,
+                           Feature::kBesideDiagonal,
+                           Feature::kSoftcap,
+                           Feature::kGroupedQuery,
+                           Feature::kUnequalHeadDims,
+                           Feature::kDeterministic,
+                           TensorRole::kLse,
+                           TensorRole::kAlibiSlopes,
+                           TensorRole::kSinks,
+                           TensorRole::kCuSeqlensQ,
+                           TensorRole::kSeqUsedQ,
+                           TensorRole::kSeqUsedK,
+                           TensorRole::kBlockTable,
+                           TensorRole::kCacheBatchIdx,
+                           TensorRole::kLeftPadK},
       make_plan,
       runs_on};
   return implementation;

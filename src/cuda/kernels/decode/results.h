@@ -7,6 +7,7 @@
 // join as O = 2^(r0 - r) O0 + 2^(r1 - r) O1 with r the larger one, exactly as large as scores may
 // be. A logarithm is taken once, of the whole.
 
+#include "decode/count.h"
 #include "decode/warp.h"
 #include "ptx/atomic.h"
 #include "tile/sinks.h"
@@ -165,21 +166,6 @@ __device__ inline void store_sums(const DecodeArguments& args, const DecodeSegme
       }
     }
   }
-}
-
-/// Counts one part of a tile and returns how many were counted before. The workspace comes as it
-/// is: a word without the plan's tag has counted none. Who counts the last part leaves the tag and
-/// no count, so that later calls add, and need not compare.
-__device__ inline int count_part(unsigned long long* word, unsigned long long tag, int parts) {
-  unsigned long long seen = atomicAdd(word, 1ull);
-  while ((seen & ~kCountMask) != tag) {
-    const unsigned long long found = atomicCAS(word, seen + 1, tag + 1);
-    if (found == seen + 1) return 0;
-    seen = (found & ~kCountMask) == tag ? atomicAdd(word, 1ull) : found - 1;
-  }
-  const int before = static_cast<int>(seen & kCountMask);
-  if (before + 1 == parts) *word = tag;
-  return before;
 }
 
 /// Whether all other parts of the tile are there; the block's own are written.

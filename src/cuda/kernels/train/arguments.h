@@ -73,14 +73,6 @@ struct SoftmaxArguments {
   long long rows{};
 };
 
-/// qkv [3 width] of one token, cache [2, context, width], o [width]
-struct CachedAttentionArguments {
-  const double* position{};
-  const void* qkv{};
-  void* cache{};
-  void* o{};
-};
-
 /// cosine, sine [context, head_dim / 2]; qkv [rows, 3 width] is turned in place. Angles of one
 /// position where one is given.
 struct RopeArguments {

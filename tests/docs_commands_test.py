@@ -79,6 +79,11 @@ def made_small(words):
         return small_step(words)
     if "collective" in words:
         return [*words, "--repeats", "2", *([] if "--bytes" in words else ["--bytes", "4KiB"])]
+    if words[:2] == ["bench", "append"]:
+        small = {"--batch": "1,2", "--cache-length": "64,128"}
+        words = [small.get(before, word) for before, word in zip(["", *words], words)]
+        return [*words, "--repeats", "2",
+                *([] if "--cache-length" in words else ["--cache-length", "64"])]
     if words[0] == "monitor":
         return [*words, "--duration", "0.2", "--interval", "0.1"]
     out, at = [], 0

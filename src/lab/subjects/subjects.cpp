@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "lab/subjects/append/append_bench.h"
 #include "lab/subjects/attention/attention_subject.h"
 #include "lab/subjects/collective/collective_bench.h"
 #include "lab/subjects/step/step_subject.h"
@@ -10,8 +11,9 @@
 namespace flashlab::lab {
 
 std::span<const Subject* const> subjects() {
-  static const std::array kSubjects = {&attention_subject(), &weighted_sum_subject(),
-                                       &collective_subject(), &step_subject()};
+  static const std::array kSubjects = {&attention_subject(), &append_subject(),
+                                       &weighted_sum_subject(), &collective_subject(),
+                                       &step_subject()};
   return kSubjects;
 }
 

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "lab/check/check.h"
 #include "lab/data/case_data.h"
@@ -225,6 +227,23 @@ TEST(GpuUnits, UnknownOnesHaveNoRate) {
   EXPECT_EQ(gpu_units(gpu, DType::kFp64, Precision::kIeee).flops_per_clock, 0);
   const GpuUnits known = gpu_units(gpu, DType::kBf16, Precision::kIeee);
   EXPECT_FALSE(units_flops(gpu, known, 0)) << "a clock that could not be read";
+}
+
+TEST(GpuClock, IsWaitedForUntilItIsBackOrTheTimeIsOver) {
+  using namespace std::chrono_literals;
+  int reads = 0;
+  const auto seconds_of = [&](const std::function<double()>& hz, std::chrono::milliseconds most) {
+    reads = 0;
+    const auto start = std::chrono::steady_clock::now();
+    await_clock(hz, 1.95e9, most);
+    return std::chrono::steady_clock::now() - start;
+  };
+  EXPECT_LT(seconds_of([&] { return ++reads, 1.98e9; }, 10s), 5s);
+  EXPECT_EQ(reads, 1);
+  EXPECT_LT(seconds_of([&] { return ++reads < 4 ? 1.4e9 : 1.96e9; }, 10s), 5s);
+  EXPECT_EQ(reads, 4);
+  EXPECT_GE(seconds_of([&] { return ++reads, 0.0; }, 30ms), 30ms);
+  EXPECT_GT(reads, 1);
 }
 
 // The roof is not passed: by a call of this library, and by the loop of multiply-adds.

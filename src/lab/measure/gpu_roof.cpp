@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <thread>
 
 #include "cuda/kernels/lab/roof_arguments.h"
 #include "lab/machine/gpu_environment.h"
@@ -26,6 +27,8 @@ constexpr unsigned kReadBlocksPerMultiprocessor = 8;
 constexpr int kReadPasses = 8;  // of a launch, whose start and end are then a thousandth of it
 // Long beside the timer's steps of up to 1 us, short beside what a clock takes to change.
 constexpr std::uint64_t kClockProbeNs = 300'000;
+constexpr double kFullClock = 0.985;  // of the highest: what a probe may err by
+constexpr std::chrono::milliseconds kClockPause{10};
 
 // FLOPs of a clock and multiprocessor: dense fp16 and bf16 products with sums in fp32, and FMA.
 // Products in tf32 run at half of the former everywhere. From the vendor's peak over boost clock
@@ -139,12 +142,20 @@ std::optional<double> units_flops(const cuda::DeviceInfo& gpu, const GpuUnits& u
   return units.flops_per_clock * gpu.multiprocessors * clock_hz;
 }
 
+void await_clock(const std::function<double()>& hz, double full_hz,
+                 std::chrono::milliseconds longest) {
+  const auto until = std::chrono::steady_clock::now() + longest;
+  while (hz() < full_hz && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(kClockPause);
+  }
+}
+
 cuda::KernelSpec clock_kernel() {
   return {"lab/clock.cu", "lab_clock", "struct Config {};", {}};
 }
 
 GpuClockProbe::GpuClockProbe(cuda::GpuDevice& gpu, std::shared_ptr<DeviceMemory> memory)
-    : memory_(std::move(memory)), executor_({&gpu}) {}
+    : gpu_(gpu), memory_(std::move(memory)), executor_({&gpu}) {}
 
 GpuClockProbe::~GpuClockProbe() {
   memory_->release(out_);
@@ -175,6 +186,11 @@ std::optional<double> GpuClockProbe::hz() {
   if (!executor_.enqueue({.streams = {&stream, 1}}).ok()) return std::nullopt;
   if (!memory_->download(read, out_, sizeof read).ok() || read[1] == 0) return std::nullopt;
   return static_cast<double>(read[0]) / static_cast<double>(read[1]) * 1e9;
+}
+
+void GpuClockProbe::await_full_clock(std::chrono::milliseconds longest) {
+  const double full = kFullClock * gpu_.info().clock_mhz * 1e6;
+  await_clock([this] { return hz().value_or(0); }, full, longest);
 }
 
 GpuRoof gpu_roof(const cuda::DeviceInfo& gpu, DType dtype, Precision precision) {

@@ -3,6 +3,8 @@
 // What a GPU can do at most: its units' products at the clock of the moment, multiply-adds in
 // registers on every multiprocessor, copying, reading.
 
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,6 +33,11 @@ GpuUnits gpu_units(const cuda::DeviceInfo& gpu, DType dtype, Precision precision
 std::optional<double> units_flops(const cuda::DeviceInfo& gpu, const GpuUnits& units,
                                   double clock_hz);
 
+/// Waits until `hz` reads `full_hz` or more, at most so long. A reading of 0 says that there is
+/// none.
+void await_clock(const std::function<double()>& hz, double full_hz,
+                 std::chrono::milliseconds longest);
+
 /// The clock of a multiprocessor in Hz, by a kernel of one block between whatever is enqueued on
 /// the memory's stream.
 class GpuClockProbe {
@@ -42,9 +49,13 @@ class GpuClockProbe {
   ~GpuClockProbe();
   /// Empty after a failure.
   std::optional<double> hz();
+  /// Waits until the clock is as high as the device's can be, at most so long: behind a load the
+  /// power limit holds it down for a while.
+  void await_full_clock(std::chrono::milliseconds longest);
 
  private:
   GpuClockProbe(cuda::GpuDevice& gpu, std::shared_ptr<DeviceMemory> memory);
+  cuda::GpuDevice& gpu_;
   std::shared_ptr<DeviceMemory> memory_;
   runtime::Executor executor_;
   void* out_ = nullptr;

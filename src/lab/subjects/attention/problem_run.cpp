@@ -22,9 +22,11 @@
 namespace flashlab::lab {
 namespace {
 
-// What a GPU gets before a pass is timed. For 100 ms behind a roof's windows the power limit holds
-// its clock down (H200, 2026-11-26, bf16, 4 x 16 heads, d 128, 4k causal backward: 1.33 ms without
-// a rest, 1.23 behind 50 ms, 1.22 from 100 ms on and alone in a process).
+// What a GPU gets before a pass is timed, and at most, where a probe finds its clock held down. For
+// 100 ms behind a load the power limit does so (H200, 2026-11-26, bf16, 4 x 16 heads, d 128, 4k
+// causal backward: 1.33 ms without a rest, 1.23 behind 50 ms, 1.22 from 100 ms on and alone in a
+// process), and a probe of one block does not always see it (2026-11-28: 1.07 of the time once).
+constexpr std::chrono::milliseconds kLeastRest{100};
 constexpr std::chrono::milliseconds kRest{300};
 
 // FLOPs of a byte below which every GPU waits for its memory: an H200 makes 130 of bf16.
@@ -326,7 +328,7 @@ class ProblemRun {
   void time_all(Pass pass, const std::vector<Runnable>& runnable) {
     if (runnable.empty() || cancelled()) return;
     stage(fmt::format("timing {}", to_string(pass)));
-    if (on_gpu()) std::this_thread::sleep_for(kRest);
+    if (on_gpu()) rest();
     std::vector<StepTimes> steps(runnable.size());
     std::vector<Contestant> contestants;
     for (std::size_t i = 0; i < runnable.size(); ++i) {
@@ -397,14 +399,27 @@ class ProblemRun {
     return *roof_;
   }
 
-  // Of a GPU: 0 where it cannot be read, or no roof is asked for.
-  double clock_hz() {
-    if (!on_gpu() || !options_.roof || device_lost_) return 0;
+  // Null where the clock cannot be read.
+  GpuClockProbe* clock_probe() {
+    if (!on_gpu() || device_lost_) return nullptr;
     if (!probe_) {
       auto probe = GpuClockProbe::create(memory_);
       probe_.emplace(probe.ok() ? std::move(*probe) : nullptr);
     }
-    return *probe_ ? (*probe_)->hz().value_or(0) : 0;
+    return probe_->get();
+  }
+
+  void rest() {
+    std::this_thread::sleep_for(kLeastRest);
+    GpuClockProbe* probe = clock_probe();
+    if (probe != nullptr) return probe->await_full_clock(kRest - kLeastRest);
+    std::this_thread::sleep_for(kRest - kLeastRest);
+  }
+
+  // Of a GPU: 0 where it cannot be read, or no roof is asked for.
+  double clock_hz() {
+    GpuClockProbe* probe = options_.roof ? clock_probe() : nullptr;
+    return probe != nullptr ? probe->hz().value_or(0) : 0;
   }
 
   // The rate of the samples as a share of what the units do at the larger of the clocks before and

@@ -47,8 +47,9 @@ struct ProblemRunOptions {
 /// One result per pass and implementation, passes first. Interrupted: what has no time is left out.
 ///
 /// On a GPU times are those of CUDA events around one call, its L2 cache flushed before, and a pass
-/// is timed behind a rest of 300 ms; the steps of a call are timed in calls of their own. After a
-/// failure that leaves the device useless the rest of the results say so.
+/// is timed behind a rest of 100 ms, of up to 300 until the clock is as high as it can be; the
+/// steps of a call are timed in calls of their own. After a failure that leaves the device useless
+/// the rest of the results say so.
 ///
 /// `allocator` is the context's, so that peaks are seen; nobody else uses it meanwhile. Backward
 /// reads the o and lse of the first implementation that gives them: the same for all.

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cstring>
 #include <random>
@@ -166,6 +167,25 @@ TEST(SharedRanks, TheSameWithoutStaging) {
     });
     for (const RankEnd& end : ends) EXPECT_EQ(end.said, "") << size << " ranks";
   }
+}
+
+// The root has done its part before the other finds that nothing can be read: that is no success.
+TEST(SharedRanks, WhatCannotBeReadIsAFailure) {
+  const auto ends = run_ranks(
+      {.size = 2, .timeout_s = 2, .direct_bytes = 2}, [](Communicator& group) -> std::string {
+        constexpr std::size_t kBytes = 1 << 16;
+        Bytes mine(kBytes);
+        const Status before = group.broadcast(mine.data(), kBytes, 0, "whole");
+        if (!before.ok()) return before.message();
+        void* hidden =
+            ::mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, /*fd=*/-1, 0);
+        const Status status =
+            group.broadcast(group.rank() == 0 ? hidden : mine.data(), kBytes, 0, "hidden");
+        return status.ok() ? "read what is hidden" : "failed";
+      });
+  // The system may forbid all reading: then the root dies of staging it.
+  if (ends[0].wait_status != 0) GTEST_SKIP() << "ranks may not read one another";
+  for (const RankEnd& end : ends) EXPECT_EQ(end.said, "failed");
 }
 
 TEST(SharedRanks, EveryCollectiveOfEveryTypeAndSize) {

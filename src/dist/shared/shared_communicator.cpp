@@ -378,8 +378,9 @@ Result<bool> SharedCommunicator::may_read() {
 Status SharedCommunicator::read_from(int other, std::uint64_t address, void* to,
                                      std::size_t bytes) {
   if (read_memory(segment_->slot(other).pid, address, to, bytes)) return {};
-  // Its process is gone: that is said as of any rank that does not come.
-  return segment_->wait_for(other, Count::kDone, count_of(0));
+  // Its process is gone, maybe behind its own part of this call. It comes to no other call before
+  // this rank has read: the wait ends with its death or in time, and never well.
+  return segment_->wait_for(other, Count::kDone, count_of(1));
 }
 
 // The sum over ranks of `bytes` of their `from`, `begin` bytes in.

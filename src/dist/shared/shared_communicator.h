@@ -13,7 +13,7 @@
 namespace flashlab::dist {
 
 /// From parts of so many bytes on a rank reads the others' memory itself, where the system lets it:
-/// nothing is staged, and nobody waits for a rank that has come but has no processor just now.
+/// nothing is staged, and a rank needs no processor while it is read.
 inline constexpr std::size_t kDirectBytes = std::size_t{1} << 20;
 
 /// The group of a segment that this process has entered.

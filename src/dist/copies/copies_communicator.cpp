@@ -75,8 +75,7 @@ class CopiesCommunicator final : public Communicator {
   };
 
   Status carry_out(const CollectiveCall& call) override;
-  Status all_gather(const CollectiveCall& call, CUstream stream);
-  Status all_to_all(const CollectiveCall& call, CUstream stream);
+  Status exchange(const CollectiveCall& call, CUstream stream);
   Status broadcast(const CollectiveCall& call, CUstream stream);
   Status reduce(const CollectiveCall& call, CUstream stream, const Parts& parts, CUdeviceptr own_to,
                 const Places* gathered);
@@ -217,9 +216,8 @@ Status CopiesCommunicator::carry_out(const CollectiveCall& call) {
   const auto stream = static_cast<CUstream>(call.stream);
   switch (call.kind) {
     case Collective::kAllGather:
-      return all_gather(call, stream);
     case Collective::kAllToAll:
-      return all_to_all(call, stream);
+      return exchange(call, stream);
     case Collective::kBroadcast:
       return broadcast(call, stream);
     default:
@@ -256,47 +254,31 @@ Status CopiesCommunicator::carry_out(const CollectiveCall& call) {
   return reduce(call, stream, parts, cuda::pointer_of(call.to) + parts.begin(me) * element, &*to);
 }
 
-// Everybody's result is written by the others: first each says that they may.
-Status CopiesCommunicator::all_gather(const CollectiveCall& call, CUstream stream) {
-  const std::size_t mine = static_cast<std::size_t>(rank()) * call.bytes;
-  const CUdeviceptr from = cuda::pointer_of(call.from);
-  const auto to = memory_->everywhere(static_cast<const char*>(call.to) + mine, call.bytes, call);
+// Everybody's result is written by the others: first each says that they may. An all-gather sends
+// one part to all, an all-to-all to each its own.
+Status CopiesCommunicator::exchange(const CollectiveCall& call, CUstream stream) {
+  const auto me = static_cast<std::size_t>(rank());
+  const std::size_t step = call.kind == Collective::kAllToAll ? call.bytes : 0;
+  const CUdeviceptr from = cuda::pointer_of(call.from), own = from + me * step;
+  const auto to =
+      memory_->everywhere(static_cast<const char*>(call.to) + me * call.bytes, call.bytes, call);
   if (!to.ok()) return to.status();
   Status status = for_others([&](int other) { return tell(other, kReady, stream); });
-  if (status.ok()) status = copy((*to)[static_cast<std::size_t>(rank())], from, call.bytes, stream);
+  // This rank's own part goes beside what it sends. In place it lies there already.
+  const bool copies = (*to)[me] != own;
+  if (copies && status.ok()) status = order(stream, gathers_, events_[0]);
+  if (copies && status.ok()) status = copy((*to)[me], own, call.bytes, gathers_);
   if (!status.ok()) return status;
   status = for_others([&](int other) {
+    const auto part = static_cast<std::size_t>(other);
     Status s = await(other, kReady, stream);
-    if (s.ok()) s = copy((*to)[static_cast<std::size_t>(other)], from, call.bytes, stream);
-    return s.ok() ? tell(other, kDone, stream) : s;
-  });
-  if (!status.ok()) return status;
-  return for_others([&](int other) { return await(other, kDone, stream); });
-}
-
-Status CopiesCommunicator::all_to_all(const CollectiveCall& call, CUstream stream) {
-  const std::size_t mine = static_cast<std::size_t>(rank()) * call.bytes;
-  const CUdeviceptr from = cuda::pointer_of(call.from);
-  const auto to = memory_->everywhere(static_cast<const char*>(call.to) + mine, call.bytes, call);
-  if (!to.ok()) return to.status();
-  Status status = for_others([&](int other) { return tell(other, kReady, stream); });
-  if (!status.ok()) return status;
-  // This rank's own part goes beside what it sends.
-  status = order(stream, gathers_, events_[0]);
-  if (status.ok()) {
-    status = copy((*to)[static_cast<std::size_t>(rank())], from + mine, call.bytes, gathers_);
-  }
-  if (!status.ok()) return status;
-  status = for_others([&](int other) {
-    const std::size_t part = static_cast<std::size_t>(other);
-    Status s = await(other, kReady, stream);
-    if (s.ok()) s = copy((*to)[part], from + part * call.bytes, call.bytes, stream);
+    if (s.ok()) s = copy((*to)[part], from + part * step, call.bytes, stream);
     return s.ok() ? tell(other, kDone, stream) : s;
   });
   if (status.ok()) {
     status = for_others([&](int other) { return await(other, kDone, stream); });
   }
-  return status.ok() ? order(gathers_, stream, events_[1]) : status;
+  return copies && status.ok() ? order(gathers_, stream, events_[1]) : status;
 }
 
 Status CopiesCommunicator::broadcast(const CollectiveCall& call, CUstream stream) {

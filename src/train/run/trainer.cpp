@@ -41,6 +41,18 @@ StepOptions options_on(const Context& context, const TrainConfig& config, const 
   return out;
 }
 
+// What does not fit with one word in its vocabulary does not fit with those of the text either,
+// which may take minutes to learn.
+Status admit_least(const Context& context, const TrainConfig& config, const Admission& admits,
+                   const Ranks& ranks) {
+  if (Status s = validate(config); !s.ok()) return s;
+  ModelConfig least = config.model;
+  least.vocabulary = 1;
+  const Result<StepPlan> plan =
+      build_parallel_step(least, options_on(context, config, ranks), ranks.parallel);
+  return plan.ok() ? admits(*plan) : plan.status();
+}
+
 }  // namespace
 
 /// log.jsonl: one object a line, each with its step.
@@ -109,15 +121,7 @@ Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const Tr
                                                 const fs::path& folder, RunFolder::Name name,
                                                 const Admission& admits,
                                                 const std::atomic<bool>* stop, const Ranks& ranks) {
-  if (Status s = validate(config); !s.ok()) return s;
-  // What does not fit with one word in its vocabulary does not fit with those of the text either,
-  // which may take minutes to learn.
-  ModelConfig least = config.model;
-  least.vocabulary = 1;
-  Result<StepPlan> plan =
-      build_parallel_step(least, options_on(context, config, ranks), ranks.parallel);
-  if (!plan.ok()) return plan.status();
-  if (Status s = ranks.agree(admits(*plan)); !s.ok()) return s;
+  if (Status s = ranks.agree(admit_least(context, config, admits, ranks)); !s.ok()) return s;
   Result<RunFolder> held = RunFolder();
   if (ranks.leads()) held = RunFolder::create(folder, name);
   if (Status s = ranks.agree(held.status()); !s.ok()) return s;
@@ -190,10 +194,6 @@ Status check_same_run(const TrainConfig& config, const RunState& state, const fs
   return {};
 }
 
-}  // namespace
-
-namespace {
-
 // The newest checkpoint of a folder, which `held` then holds.
 Result<fs::path> hold_checkpoint(const fs::path& folder, RunFolder& held) {
   const auto run = find_run(folder);
@@ -210,6 +210,23 @@ Result<fs::path> hold_checkpoint(const fs::path& folder, RunFolder& held) {
   return find_checkpoint(folder);
 }
 
+struct SavedRun {
+  TrainConfig config;
+  RunState state;
+};
+
+Result<SavedRun> read_run(const fs::path& folder, const fs::path& checkpoint) {
+  const fs::path file = folder / "config.json";
+  Result<std::string> json = read_file(file);
+  if (!json.ok()) return json.status();
+  Result<TrainConfig> config = parse_train_config(*json, file.string(), TrainConfig());
+  if (!config.ok()) return config.status();
+  Result<RunState> state = load_state(checkpoint);
+  if (!state.ok()) return with_older(state.status(), checkpoint);
+  if (Status s = check_same_run(*config, *state, file, checkpoint); !s.ok()) return s;
+  return SavedRun{std::move(*config), std::move(*state)};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const fs::path& folder,
@@ -222,18 +239,12 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
   if (Status s = ranks.tell(path); !s.ok()) return s;
   checkpoint = fs::path(path);
   if (!ranks.leads()) held = RunFolder::beside(folder);
-  const fs::path file = folder / "config.json";
-  Result<std::string> json = read_file(file);
-  if (!json.ok()) return json.status();
-  Result<TrainConfig> config = parse_train_config(*json, file.string(), TrainConfig());
-  if (!config.ok()) return config.status();
-  Result<RunState> state = load_state(*checkpoint);
-  if (!state.ok()) return with_older(state.status(), *checkpoint);
-  if (Status s = check_same_run(*config, *state, file, *checkpoint); !s.ok()) return s;
-  std::unique_ptr<Trainer> out(new Trainer(context, *config, std::move(held), ranks));
-  if (Status s = ranks.agree(out->load(*checkpoint, *state, admits)); !s.ok()) return s;
+  const Result<SavedRun> run = read_run(folder, *checkpoint);
+  if (Status s = ranks.agree(run.status()); !s.ok()) return s;
+  std::unique_ptr<Trainer> out(new Trainer(context, run->config, std::move(held), ranks));
+  if (Status s = ranks.agree(out->load(*checkpoint, run->state, admits)); !s.ok()) return s;
   if (Status s = out->check_same_everywhere(); !s.ok()) return s;
-  const Status kept = ranks.leads() ? out->log_->keep_until(state->step) : Status();
+  const Status kept = ranks.leads() ? out->log_->keep_until(run->state.step) : Status();
   if (Status s = ranks.agree(kept); !s.ok()) return s;
   return out;
 }

@@ -163,7 +163,7 @@ Problem mean_loss(Element type, std::int64_t rows) {
   Problem p(type);
   const TensorId losses = p.add(p.statistic, {rows}, p.of(p.random({rows}, 1, 4)));
   const TensorId loss = p.statistic_result({1});
-  p.run(OperationKind::kMeanLoss, {losses}, {loss}, RowsAttributes{.rows = rows, .width = 1});
+  p.run(OperationKind::kMeanLoss, {losses}, {loss}, MeanLossAttributes{.rows = rows});
   double sum = 0;
   for (const double each : p.of(losses)) sum += each;
   p.expect(loss, {sum / static_cast<double>(rows)});

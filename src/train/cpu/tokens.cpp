@@ -130,18 +130,18 @@ double neighbours_sum(const double* x, std::int64_t count) {
 
 template <class T>
 void mean_loss(const Call<T>& call) {
-  const auto& a = call.template attributes<RowsAttributes>();
+  const auto& a = call.template attributes<MeanLossAttributes>();
   const T* losses = call.in(Slot::kLosses);
   double* partial = call.template out<double>(Slot::kSum);
   double sum = 0;
   if (losses) {
     // Of one share after the other, added as their gradients are.
-    const std::int64_t shares = a.width, rows = a.rows / shares;
+    const std::int64_t rows = a.rows / a.shares;
     std::vector<double> sums;
-    for (std::int64_t share = 0; share < shares; ++share) {
+    for (std::int64_t share = 0; share < a.shares; ++share) {
       sums.push_back(tree_sum(losses + share * rows, rows));
     }
-    sum = neighbours_sum(sums.data(), shares);
+    sum = neighbours_sum(sums.data(), a.shares);
   } else {
     sum = *call.template in<double>(Slot::kSum);
   }

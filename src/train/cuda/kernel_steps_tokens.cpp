@@ -292,7 +292,7 @@ Status cross_entropy(KernelSteps& k, const Operation& operation) {
 
 Status mean_loss(KernelSteps& k, const Operation& operation) {
   ParameterBlock block(
-      device::MeanLossArguments{.rows = std::get<RowsAttributes>(operation.attributes).rows});
+      device::MeanLossArguments{.rows = std::get<MeanLossAttributes>(operation.attributes).rows});
   block.pointer(FLASHLAB_AT(MeanLossArguments, losses), k.place(operation.in(Slot::kLosses)))
       .pointer(FLASHLAB_AT(MeanLossArguments, loss), k.place(operation.out(Slot::kLoss)));
   k.add(operation, {"train/mean_loss.cu", "flash_fwd_mean_loss", ConfigPrinter(), 1, 1, 1024},

@@ -144,6 +144,12 @@ struct RowsAttributes {
   bool accumulate_parameters = false;  ///< into sums over rows: the gradients of weight and bias
 };
 
+/// Rows of one share after the other: each share's losses are added apart.
+struct MeanLossAttributes {
+  std::int64_t rows = 0;
+  std::int64_t shares = 1;
+};
+
 /// What the unfused set of operations computes one element at a time.
 enum class Pointwise : std::uint8_t {
   kAdd,           ///< a + b
@@ -249,10 +255,11 @@ struct CollectiveAttributes {
   enum class Arena : std::uint8_t { kGradients, kValues, kCopies } arena = Arena::kGradients;
 };
 
-using Attributes = std::variant<std::monostate, ProductAttributes, RowsAttributes,
-                                EmbeddingAttributes, AttentionAttributes, RopeAttributes,
-                                PointwiseAttributes, DropoutAttributes, CrossEntropyAttributes,
-                                AdamWAttributes, LossScaleAttributes, CollectiveAttributes>;
+using Attributes =
+    std::variant<std::monostate, ProductAttributes, RowsAttributes, MeanLossAttributes,
+                 EmbeddingAttributes, AttentionAttributes, RopeAttributes, PointwiseAttributes,
+                 DropoutAttributes, CrossEntropyAttributes, AdamWAttributes, LossScaleAttributes,
+                 CollectiveAttributes>;
 
 struct Operation {
   std::string name;  ///< "layer 7 / attention / scores"

@@ -166,13 +166,13 @@ void mean_loss(StepBuilder& b) {
       .operation_class = OperationClass::kLoss,
       .inputs = {{Slot::kLosses, b.plan().losses}},
       .outputs = {{Slot::kLoss, b.plan().loss}},
-      .attributes = RowsAttributes{.rows = rows * ranks, .width = own_shares(b.options())}};
+      .attributes = MeanLossAttributes{.rows = rows * ranks, .shares = own_shares(b.options())}};
   if (ranks > 1) {
     const Operand sum = {Slot::kSum, b.persistent("loss sum", {1}, Element::kFp64, Role::kResult)};
     StepBuilder::Call own = mean;
     own.name = "loss sum";
     own.outputs = {sum};
-    own.attributes = RowsAttributes{.rows = rows, .width = own_shares(b.options())};
+    own.attributes = MeanLossAttributes{.rows = rows, .shares = own_shares(b.options())};
     b.append(own);
     b.append({.name = "all-reduce loss",
               .kind = OperationKind::kAllReduce,

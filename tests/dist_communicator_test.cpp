@@ -22,38 +22,8 @@ using runtime::CollectiveCall;
 using runtime::Communicator;
 using testing::AllOf;
 using testing::HasSubstr;
-using Bytes = std::vector<unsigned char>;
 
 constexpr DType kTypes[] = {DType::kFp64, DType::kFp32, DType::kFp16, DType::kBf16};
-
-// `count` values of a rank, the same wherever they are made.
-Bytes values_of(int rank, std::size_t count, DType dtype) {
-  Bytes out(count * size_of(dtype));
-  std::mt19937 random(static_cast<unsigned>(rank) * 977 + 5);
-  std::normal_distribution<double> normal;
-  for (std::size_t i = 0; i < count; ++i) {
-    const double value = normal(random);
-    const auto narrow = static_cast<float>(value);
-    const std::uint16_t fp16 = fp16_from_float(narrow), bf16 = bf16_from_float(narrow);
-    unsigned char* to = out.data() + i * size_of(dtype);
-    if (dtype == DType::kFp64) std::memcpy(to, &value, 8);
-    if (dtype == DType::kFp32) std::memcpy(to, &narrow, 4);
-    if (dtype == DType::kFp16) std::memcpy(to, &fp16, 2);
-    if (dtype == DType::kBf16) std::memcpy(to, &bf16, 2);
-  }
-  return out;
-}
-
-// The sum of all ranks' values, by the definition.
-Bytes sum_of(int ranks, std::size_t count, DType dtype) {
-  std::vector<Bytes> all;
-  std::vector<const void*> parts;
-  for (int rank = 0; rank < ranks; ++rank) all.push_back(values_of(rank, count, dtype));
-  for (const Bytes& one : all) parts.push_back(one.data());
-  Bytes out(count * size_of(dtype));
-  tree_sum(parts, out.data(), count, dtype);
-  return out;
-}
 
 Bytes slice(const Bytes& all, std::size_t begin, std::size_t size) {
   return {all.begin() + static_cast<std::ptrdiff_t>(begin),

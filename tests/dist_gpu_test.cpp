@@ -8,12 +8,10 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "dist/copies/copies_communicator.h"
 #include "dist/nccl/nccl_communicator.h"
-#include "dist/sums/tree_sum.h"
 #include "dist_ranks.h"
 
 namespace flashlab::dist {
@@ -25,7 +23,6 @@ using runtime::Collective;
 using runtime::CollectiveCall;
 using runtime::Communicator;
 using testing::HasSubstr;
-using Bytes = std::vector<unsigned char>;
 
 void use_stand_ins(int gpus) {
   setenv("FAKE_GPUS", std::to_string(gpus).c_str(), 1);
@@ -33,33 +30,6 @@ void use_stand_ins(int gpus) {
   setenv("FLASHLAB_NCCL", FLASHLAB_FAKE_GPU, 1);
   setenv("FLASHLAB_CACHE", "/proc/nowhere", 1);
   ASSERT_NE(dlopen(FLASHLAB_FAKE_GPU, RTLD_NOW), nullptr) << dlerror();
-}
-
-Bytes values_on(int rank, std::size_t count, DType dtype) {
-  Bytes out(count * size_of(dtype));
-  std::mt19937 random(static_cast<unsigned>(rank) * 131 + 7);
-  std::normal_distribution<float> normal;
-  for (std::size_t i = 0; i < count; ++i) {
-    const float value = normal(random);
-    const std::uint16_t narrow =
-        dtype == DType::kBf16 ? bf16_from_float(value) : fp16_from_float(value);
-    if (size_of(dtype) == 4) {
-      std::memcpy(out.data() + i * 4, &value, 4);
-    } else {
-      std::memcpy(out.data() + i * 2, &narrow, 2);
-    }
-  }
-  return out;
-}
-
-Bytes sum_on_all(int ranks, std::size_t count, DType dtype) {
-  std::vector<Bytes> all;
-  std::vector<const void*> parts;
-  for (int rank = 0; rank < ranks; ++rank) all.push_back(values_on(rank, count, dtype));
-  for (const Bytes& one : all) parts.push_back(one.data());
-  Bytes out(count * size_of(dtype));
-  tree_sum(parts, out.data(), count, dtype);
-  return out;
 }
 
 // Memory of this rank's GPU, which here the processor reads.
@@ -111,21 +81,21 @@ std::string check_copies(Communicator& group, GpuDevice& device, std::size_t cou
                       .root = root,
                       .name = "test"});
   };
-  const Bytes mine = values_on(group.rank(), count, dtype);
-  const Bytes wide = values_on(group.rank(), count * ranks, dtype);
-  const Bytes wide_sum = sum_on_all(group.size(), count * ranks, dtype);
+  const Bytes mine = values_of(group.rank(), count, dtype);
+  const Bytes wide = values_of(group.rank(), count * ranks, dtype);
+  const Bytes wide_sum = sum_of(group.size(), count * ranks, dtype);
   const auto part_of = [&](const Bytes& all, std::size_t part) {
     const auto begin = all.begin() + static_cast<std::ptrdiff_t>(part * bytes);
     return Bytes(begin, begin + static_cast<std::ptrdiff_t>(bytes));
   };
   Bytes gathered, turned;
   for (int other = 0; other < group.size(); ++other) {
-    const Bytes all = values_on(other, count * ranks, dtype);
-    const Bytes one = values_on(other, count, dtype), turn = part_of(all, me);
+    const Bytes all = values_of(other, count * ranks, dtype);
+    const Bytes one = values_of(other, count, dtype), turn = part_of(all, me);
     gathered.insert(gathered.end(), one.begin(), one.end());
     turned.insert(turned.end(), turn.begin(), turn.end());
   }
-  const Bytes sum = sum_on_all(group.size(), count, dtype);
+  const Bytes sum = sum_of(group.size(), count, dtype);
 
   for (int round = 0; round < 2; ++round) {  // words go back to where they were
     in.set(mine), out.set({});
@@ -140,7 +110,7 @@ std::string check_copies(Communicator& group, GpuDevice& device, std::size_t cou
     for (int root = 0; root < group.size(); ++root) {
       in.set(mine), out.set({});
       status = call(Collective::kBroadcast, in.data(), out.data(), root);
-      judge("broadcast", status, out.get(0, bytes), values_on(root, count, dtype));
+      judge("broadcast", status, out.get(0, bytes), values_of(root, count, dtype));
     }
     in.set(wide), out.set({});
     status = call(Collective::kReduceScatter, in.data(), out.data());

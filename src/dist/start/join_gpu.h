@@ -23,8 +23,9 @@ Status check_gpus(const cuda::GpuDevice& device, runtime::Communicator& control)
 /// NCCL's kernels. As measured (bench/results/gpu/h200-x2-collectives.json).
 std::size_t copies_from(runtime::Collective kind) noexcept;
 
-/// By size one of the two, which outlive it: copies where they win, else NCCL. `sums`: NCCL's own
-/// sums may be taken; else every sum is ours, whatever its size. Either may be missing.
+/// By size one of the two, which outlive it: copies where they win, else NCCL. `sums_of_nccl`:
+/// NCCL's own sums may be taken; else every sum but fp64's is ours, whatever its size. One of the
+/// two may be missing.
 std::unique_ptr<runtime::Communicator> chosen_communicator(runtime::Communicator& control,
                                                            runtime::Communicator* nccl,
                                                            runtime::Communicator* copies,

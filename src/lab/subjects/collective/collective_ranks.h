@@ -27,7 +27,7 @@ struct CollectiveProblem {
   std::size_t memory_bytes() const;   ///< of a rank
   std::size_t from_elements() const;  ///< that a call reads
   std::size_t to_elements() const;    ///< that a call writes
-  /// In place where the call can be: what a rank gives lies where the result will, this far in.
+  /// What a rank gives lies where its result will.
   bool in_place() const;
   /// Repeated calls add up: zeros are timed, and a call over values is judged behind them.
   bool changes_its_input() const;

@@ -10,6 +10,7 @@ import tempfile
 import unittest
 
 from cli_harness import main, program, run
+from cli_parallel_test import SMALL as TRAIN, bytes_of, short_text
 
 MODULE = os.environ.get("FLASHLAB_MPI_MODULE", "")
 BENCH = ["bench", "collective", "--device", "cpu", "--repeats", "2", "--warmup", "1"]
@@ -64,8 +65,18 @@ class UnderMpirun(unittest.TestCase):
                 self.assertIn("by mpi", row["plan"])
 
     def test_training_has_the_bits_of_one_rank(self):
-        got = mpirun(2, program(), "check", "parallel", "--quick", "--transport", "mpi")
-        self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
+        with tempfile.TemporaryDirectory() as folder:
+            words = [*TRAIN, *short_text(folder), "--steps", "10", "--save-every", "10", "--output"]
+            got = run(*words, f"{folder}/one", "--shares", "2")
+            self.assertEqual(got.returncode, 0, got.stderr)
+            for mode in ("bucket", "zero1"):  # between them every collective of training
+                got = mpirun(2, program(), *words, f"{folder}/{mode}", "--parallel", mode,
+                             "--transport", "mpi")
+                self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
+                for file in ("model", "optimizer"):
+                    ends = [bytes_of(f"{folder}/{name}/step-10/{file}.safetensors")
+                            for name in ("one", mode)]
+                    self.assertEqual(*ends, mode)
 
     def test_a_missing_module_is_one_message(self):
         got = mpirun(2, program(), *BENCH, "--bytes", "4KiB", "--transport", "mpi",
@@ -79,11 +90,11 @@ class UnderMpirun(unittest.TestCase):
         self.assertRegex(got.stderr, r"rank 0 of 1 by .*expected rank 0 of 2; start the ranks by")
 
     def test_a_rank_that_dies_ends_all(self):
-        script = ('if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then (sleep 3; '
-                  'kill -9 $$) & fi; exec "$@"')
         with tempfile.TemporaryDirectory() as folder:
-            got = mpirun(2, "sh", "-c", script, "sh", program(), "train", "--steps", "100000",
-                         "--transport", "mpi", "--output", os.path.join(folder, "run"))
+            script = ('if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then (while [ ! -s '
+                      f'{folder}/run/log.jsonl ]; do sleep 0.1; done; kill -9 $$) & fi; exec "$@"')
+            got = mpirun(2, "sh", "-c", script, "sh", program(), *TRAIN, *short_text(folder),
+                         "--steps", "100000", "--transport", "mpi", "--output", f"{folder}/run")
         self.assertNotEqual(got.returncode, 0)
         self.assertTrue(re.search(r"signal 9|SIGNAL 9|KILLED", got.stderr), got.stderr)
 

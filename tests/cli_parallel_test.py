@@ -38,14 +38,18 @@ def bytes_of(path):
         return file.read()
 
 
+def short_text(folder):
+    """Flags of a text that becomes tokens at once; the shipped one takes most of a start."""
+    with open(f"{folder}/text.txt", "w", encoding="utf-8") as file:
+        file.write("".join(chr(97 + i * i * 7 % 61 % 26) for i in range(6000)))
+    return ["--text", f"{folder}/text.txt"]
+
+
 class Training(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.folder, True)
-        # Made into tokens at once; the shipped text takes most of a start.
-        self.text = ["--text", self.path("text.txt")]
-        with open(self.text[1], "w", encoding="utf-8") as file:
-            file.write("".join(chr(97 + i * i * 7 % 61 % 26) for i in range(6000)))
+        self.text = short_text(self.folder)
 
     def path(self, name):
         return f"{self.folder}/{name}"

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -107,6 +108,19 @@ TEST(CpuStreams, RunBesideEachOther) {
   const Stream streams[2] = {};
   ASSERT_TRUE(here.enqueue({.streams = streams}).ok());
   EXPECT_EQ(met, 2);
+}
+
+TEST(CpuStreams, WhatAStepThrowsIsAFailure) {
+  for (const bool beside : {false, true}) {
+    Executor here;
+    Program& program = here.program();
+    const int other = program.add_stream(0);
+    const auto throws = []() -> Status { throw std::bad_alloc(); };
+    const int thrown = program.add(host("throws", throws, beside ? other : 0));
+    program.add(host("after", [] { return Status(); }, beside ? 0 : other, {thrown}));
+    const Stream streams[2] = {};
+    EXPECT_EQ(here.enqueue({.streams = streams}).code(), StatusCode::kOutOfMemory);
+  }
 }
 
 TEST(CpuStreams, NoStepBeginsAfterAFailureOnAnother) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/guard.h"
 #include "runtime/program/nvtx.h"
 #include "runtime/program/observer.h"
 
@@ -44,7 +45,9 @@ class Streams {
       path.move_to(step.scope, step.name);
       Status status;
       const auto begin = std::chrono::steady_clock::now();
-      internal::observed_step(step.name, [&] { status = run_(i); });
+      // A thread of its own has nobody above it that catches.
+      internal::observed_step(step.name,
+                              [&] { status = internal::guard<Status>([&] { return run_(i); }); });
       const std::chrono::duration<double, std::milli> busy =
           std::chrono::steady_clock::now() - begin;
       std::lock_guard lock(mutex_);

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -96,7 +97,7 @@ TEST(AttentionEmulatedCaches, FaultsOfHoppersCopiesAreSeen) {
         true,
         &paged},
        {"entries that no key lies in are looked at",
-        {{kKeys, "(seen.end - 1) / cache.page_size", "seen.end / cache.page_size"}},
+        {{kKeys, "(end - 1) / cache.page_size", "end / cache.page_size"}},
         false,
         &paged},
        {"keys begin with the padding",
@@ -114,12 +115,35 @@ TEST(AttentionEmulatedCaches, FaultsOfHoppersCopiesAreSeen) {
 // The decode kernel whose keys the copy engine copies.
 constexpr const char* kDecodeBoxes = "decode_boxes";
 
+// A tensor of these numbers, or of fp32 or bf16 numbers from 1/2 to 2.
+Tensor filled(lab::DeviceMemory& memory, std::mt19937& random, DType dtype,
+              std::initializer_list<std::int64_t> shape, const void* from = nullptr) {
+  Tensor out{nullptr, contiguous_spec(dtype, shape, {DeviceKind::kCuda, 0})};
+  const auto bytes = static_cast<std::size_t>(out.spec.elements() * size_of(dtype));
+  out.data = *memory.allocate(bytes);
+  if (from != nullptr) {
+    std::memcpy(out.data, from, bytes);
+  } else if (dtype == DType::kFp32) {
+    auto* numbers = static_cast<float*>(out.data);
+    for (std::int64_t i = 0; i < out.spec.elements(); ++i) {
+      numbers[i] = 0.5f + static_cast<float>(random() % 256) / 256;
+    }
+  } else if (dtype == DType::kBf16) {
+    auto* numbers = static_cast<std::uint16_t*>(out.data);
+    for (std::int64_t i = 0; i < out.spec.elements(); ++i) {
+      numbers[i] = static_cast<std::uint16_t>(0x3f00 + random() % 0x100);
+    }
+  }
+  return out;
+}
+
 // Two sequences of one query, in pages of 16 keys.
 class Pages {
  public:
   static constexpr std::int64_t kPages = 9, kPageSize = 16, kHeads = 2, kDim = 64;
   std::vector<int> table{3, 0, 8, 7, 1, 5};  // [2, 3]
   std::vector<int> lengths{40, 33};
+  std::optional<Window> window;
   std::string said;  ///< by the call
 
   // O [2, 1, heads, dim], as numbers.
@@ -128,39 +152,22 @@ class Pages {
     use_gpu({.copy_engine = boxes, .kernels = &kernels});
     const Context context = emulated_context();
     const auto memory = emulated_memory();
-    const Device gpu{DeviceKind::kCuda, 0};
     std::mt19937 random(1);
-    const auto tensor = [&](DType dtype, std::initializer_list<std::int64_t> shape,
-                            const void* from) {
-      Tensor out{nullptr, contiguous_spec(dtype, shape, gpu)};
-      const auto bytes = static_cast<std::size_t>(out.spec.elements() * size_of(dtype));
-      out.data = *memory->allocate(bytes);
-      if (from != nullptr) {
-        std::memcpy(out.data, from, bytes);
-      } else if (dtype == DType::kFp32) {
-        auto* numbers = static_cast<float*>(out.data);
-        for (std::int64_t i = 0; i < out.spec.elements(); ++i) {
-          numbers[i] = 0.5f + static_cast<float>(random() % 256) / 256;
-        }
-      } else if (dtype == DType::kBf16) {
-        auto* numbers = static_cast<std::uint16_t*>(out.data);
-        for (std::int64_t i = 0; i < out.spec.elements(); ++i) {
-          numbers[i] = static_cast<std::uint16_t>(0x3f00 + random() % 0x100);  // 0.5 to 2
-        }
-      }
-      return out;
-    };
     // sm80 has caches of fp32 alone, the others of 16 bits alone.
     const DType type = std::string_view(implementation) == "sm80" ? DType::kFp32 : DType::kBf16;
+    const auto numbers = [&](std::initializer_list<std::int64_t> shape) {
+      return filled(*memory, random, type, shape);
+    };
     ForwardTensors tensors;
-    tensors.q = tensor(type, {2, 1, kHeads, kDim}, nullptr);
-    tensors.k = tensor(type, {kPages, kPageSize, kHeads, kDim}, nullptr);
-    tensors.v = tensor(type, {kPages, kPageSize, kHeads, kDim}, nullptr);
-    tensors.block_table = tensor(DType::kInt32, {2, 3}, table.data());
-    tensors.seqused_k = tensor(DType::kInt32, {2}, lengths.data());
-    tensors.o = tensor(DType::kFp32, {2, 1, kHeads, kDim}, nullptr);
+    tensors.q = numbers({2, 1, kHeads, kDim});
+    tensors.k = numbers({kPages, kPageSize, kHeads, kDim});
+    tensors.v = numbers({kPages, kPageSize, kHeads, kDim});
+    tensors.block_table = filled(*memory, random, DType::kInt32, {2, 3}, table.data());
+    tensors.seqused_k = filled(*memory, random, DType::kInt32, {2}, lengths.data());
+    tensors.o = filled(*memory, random, DType::kFp32, {2, 1, kHeads, kDim});
     Options options;
     options.implementation = boxes ? "decode" : implementation;
+    options.window = window;
     const auto made = plan(context, describe(tensors, options));
     EXPECT_TRUE(made.ok()) << made.status().message();
     if (!made.ok()) return {};
@@ -214,6 +221,18 @@ TEST_P(AttentionEmulatedPages, WrongEntriesAndLengthsPoisonTheirSequenceAlone) {
   EXPECT_EQ(pages.run(kernels, GetParam()), shorter);
 }
 
+// Nor is a page outside read that only keys before a window lie in.
+TEST_P(AttentionEmulatedPages, WrongPagesBeforeAWindowPoisonTheirSequenceAlone) {
+  emulated::Kernels kernels;
+  Pages pages;
+  pages.window = Window{2, 0, Alignment::kBottomRight};
+  const std::vector<float> right = pages.run(kernels, GetParam());
+  for (const int entry : {-1, 9, 1 << 30}) {
+    pages.table[0] = entry;
+    expect_poisoned(0, pages.run(kernels, GetParam()), right);
+  }
+}
+
 // The error of a call whose lengths are read back first.
 void expect_refused(emulated::Kernels& kernels, Pages pages, const std::string& implementation,
                     const char* where, const char* value) {
@@ -239,6 +258,47 @@ TEST_P(AttentionEmulatedPages, LengthsAreReadBackWhereAsked) {
   page.run(kernels, GetParam());
   EXPECT_EQ(page.said, "ok");
   unsetenv("FLASHLAB_CHECK_SEQUENCES");
+}
+
+// Where each part of a tile has a place of its own, offsets that decrease may claim more places
+// than there are: nothing outside of the workspace is written, and the next call is right.
+TEST(AttentionEmulatedCaches, DecreasingOffsetsStayInsideTheWorkspace) {
+  constexpr std::int64_t kBatch = 7, kRows = 640, kPages = 257, kDim = 64;
+  emulated::Kernels kernels;
+  use_gpu({.kernels = &kernels});
+  const Context context = emulated_context();
+  const auto memory = emulated_memory();
+  std::mt19937 random(1);
+  std::vector<int> table(kBatch * kPages);
+  for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int>(i % kPages);
+  const std::vector<int> lengths{1, 1, 1, 1, 1, 1, 4100}, right{0, 0, 0, 0, 0, 0, 0, 2},
+      decreasing{0, kRows, 0, kRows, 0, kRows, 0, kRows};
+  ForwardTensors tensors;
+  tensors.q = filled(*memory, random, DType::kBf16, {kRows, 1, kDim});
+  tensors.k = filled(*memory, random, DType::kBf16, {kPages, 16, 1, kDim});
+  tensors.v = filled(*memory, random, DType::kBf16, {kPages, 16, 1, kDim});
+  tensors.block_table = filled(*memory, random, DType::kInt32, {kBatch, kPages}, table.data());
+  tensors.seqused_k = filled(*memory, random, DType::kInt32, {kBatch}, lengths.data());
+  const Tensor given = filled(*memory, random, DType::kInt32, {kBatch + 1}, right.data());
+  tensors.cu_seqlens_q = given;
+  tensors.o = filled(*memory, random, DType::kFp32, {kRows, 1, kDim});
+  const auto made =
+      plan(context, describe(tensors, {.deterministic = true, .implementation = "decode"}));
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  ASSERT_TRUE(prepare(context, *made).ok());
+  const std::size_t bytes = workspace_bytes(*made);
+  const Workspace workspace{*memory->allocate(bytes), bytes};
+  const auto results = [&](const std::vector<int>& offsets) {
+    std::memcpy(given.data, offsets.data(), offsets.size() * sizeof(int));
+    const Status status = forward(context, {}, *made, tensors, workspace);
+    EXPECT_TRUE(status.ok()) << status.message();
+    const auto* o = static_cast<const float*>(tensors.o.data);
+    return std::vector<float>(o, o + 2 * kDim);
+  };
+  const std::vector<float> first = results(right);
+  for (const float value : first) EXPECT_TRUE(std::isfinite(value) && value > 0) << value;
+  results(decreasing);
+  EXPECT_EQ(results(right), first);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionEmulatedPages,

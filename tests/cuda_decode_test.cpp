@@ -178,13 +178,7 @@ TEST(DecodePlan, TakesWholeRowsAndWarpgroupsWhereItCan) {
 
 TEST(DecodePlan, RefusesWhatItCannotServe) {
   const auto refusal = [](const Problem& problem, const char* architecture = "sm_90a") {
-    const auto gpu = GpuDevice::described(*known_gpu(architecture));
-    const internal::ContextState context(ContextOptions{}, gpu.get());
-    Problem normalised;
-    const auto geometry = internal::validate(problem, &normalised);
-    EXPECT_TRUE(geometry.ok());
-    const auto plan = decode_implementation().make_plan(context, normalised, *geometry);
-    return plan.ok() ? std::string() : plan.status().message();
+    return testing::refusal_on(decode_implementation().make_plan, architecture, problem);
   };
   EXPECT_THAT(refusal(grouped({1, 17, 8192, 32, 128}, 8)), HasSubstr("at most 16"));
   EXPECT_THAT(refusal(grouped({1, 1, 8192, 32, 100}, 8)), HasSubstr("multiple of 8"));

@@ -3,6 +3,7 @@
 // Plans for GPUs that are only described: what a call would take, on any machine.
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,19 +40,35 @@ inline Problem described_problem(DType dtype, Pass pass, const PlannedSizes& s, 
 }
 
 /// What `make_plan` gives on the well-known GPU of that architecture, or on one like it with
-/// another number of multiprocessors; null if it is refused. The plan can be read, not run.
+/// another number of multiprocessors. The plan can be read, not run.
 template <class MakePlan>
-std::shared_ptr<internal::PlanState> plan_on(MakePlan make_plan, const char* architecture,
-                                             const Problem& problem, int multiprocessors = 0) {
+Result<std::shared_ptr<internal::PlanState>> try_plan_on(MakePlan make_plan,
+                                                         const char* architecture,
+                                                         const Problem& problem,
+                                                         int multiprocessors = 0) {
   cuda::DeviceInfo info = *cuda::known_gpu(architecture);
   if (multiprocessors > 0) info.multiprocessors = multiprocessors;
   const auto gpu = cuda::GpuDevice::described(info);
   const internal::ContextState context(ContextOptions{}, gpu.get());
   Problem normalised;
   const auto geometry = internal::validate(problem, &normalised);
-  if (!geometry.ok()) return nullptr;
-  auto plan = make_plan(context, normalised, *geometry);
+  if (!geometry.ok()) return geometry.status();
+  return make_plan(context, normalised, *geometry);
+}
+
+/// The same; null if it is refused.
+template <class MakePlan>
+std::shared_ptr<internal::PlanState> plan_on(MakePlan make_plan, const char* architecture,
+                                             const Problem& problem, int multiprocessors = 0) {
+  const auto plan = try_plan_on(make_plan, architecture, problem, multiprocessors);
   return plan.ok() ? *plan : nullptr;
+}
+
+/// Why `make_plan` refuses a problem there; empty if it does not.
+template <class MakePlan>
+std::string refusal_on(MakePlan make_plan, const char* architecture, const Problem& problem) {
+  const auto plan = try_plan_on(make_plan, architecture, problem);
+  return plan.ok() ? std::string() : plan.status().message();
 }
 
 /// Of each step of a plan the steps that it needs.

@@ -245,6 +245,8 @@ inline const Primitives& ptx_primitives() {
                         "out[i] = ptx::pack_fp16(in[2 * i], in[2 * i + 1]);"),
         ptx_elementwise("fp16_bits", "const float* in, unsigned short* out",
                         "out[i] = ptx::fp16_bits(in[i]);"),
+        ptx_elementwise("bf16_bits", "const float* in, unsigned short* out",
+                        "out[i] = ptx::bf16_bits(in[i]);"),
         ptx_elementwise("float_of_fp16", "const unsigned short* in, float* out",
                         "out[i] = ptx::float_of_fp16(in[i]);"),
         ptx_elementwise("exp2_fast", "const float* in, float* out",

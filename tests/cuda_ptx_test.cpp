@@ -205,13 +205,16 @@ TEST_P(PtxPack, EveryNumberAndTheMiddles) {
 INSTANTIATE_TEST_SUITE_P(Formats, PtxPack, ::testing::Values("pack_bf16", "pack_fp16"),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST_F(Ptx, Fp16Bits) {
+TEST_F(Ptx, HalfBits) {
   using Halves = std::vector<std::uint16_t>;
-  const std::vector<float> in = around(kFp16Format);
-  Halves got = run("fp16_bits", in, Halves(in.size(), 0xdead), 256, 1024), expected;
-  for (const float value : in) expected.push_back(rounded(kFp16Format, value));
-  for (auto& bits : got) bits = with_one_nan(kFp16Format, bits);
-  EXPECT_TRUE(same("fp16_bits", got, expected));
+  for (const auto& [name, format] :
+       {std::pair{"fp16_bits", kFp16Format}, std::pair{"bf16_bits", kBf16Format}}) {
+    const std::vector<float> in = around(format);
+    Halves got = run(name, in, Halves(in.size(), 0xdead), 256, 1024), expected;
+    for (const float value : in) expected.push_back(rounded(format, value));
+    for (auto& bits : got) bits = with_one_nan(format, bits);
+    EXPECT_TRUE(same(name, got, expected));
+  }
 }
 
 TEST_F(Ptx, FloatOfFp16) {

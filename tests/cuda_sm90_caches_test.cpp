@@ -69,13 +69,7 @@ std::string name_of(const Problem& problem) {
 }
 
 std::string refusal(const Problem& problem) {
-  const auto gpu = GpuDevice::described(*known_gpu("sm_90a"));
-  const internal::ContextState context(ContextOptions{}, gpu.get());
-  Problem normalised;
-  const auto geometry = internal::validate(problem, &normalised);
-  EXPECT_TRUE(geometry.ok());
-  const auto made = sm90_implementation().make_plan(context, normalised, *geometry);
-  return made.ok() ? std::string() : made.status().message();
+  return testing::refusal_on(sm90_implementation().make_plan, "sm_90a", problem);
 }
 
 TEST(Sm90Caches, HaveManyTilesOrStayWithDecode) {

@@ -75,8 +75,6 @@ std::vector<KernelVariant> instrument_variants(const cuda::DeviceInfo& device) {
     }
   }
   for (const DType dtype : kStandaloneTypes) {
-    // Packs of 16-bit elements (train/packs.h) begin with sm_80.
-    if (dtype != DType::kFp32 && device.major < 8) continue;
     for (const bool wide : {true, false}) {
       out.push_back(variant_of("rank-sum", to_string(dtype), dist::gpu_sum_kernel(3, dtype, wide),
                                dist::kGpuSumThreads,

@@ -13,6 +13,9 @@ inline unsigned pack_fp16(float low, float high) {
 inline unsigned short fp16_bits(float value) {
   return emulated::fp16_of(value);
 }
+inline unsigned short bf16_bits(float value) {
+  return emulated::bf16_of(value);
+}
 inline float float_of_fp16(unsigned short bits) {
   return emulated::float_of_fp16(bits);
 }

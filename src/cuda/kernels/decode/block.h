@@ -14,15 +14,6 @@
 
 namespace flashlab::device {
 
-template <bool kFirst, class First, class Second>
-struct Either {
-  using Type = First;
-};
-template <class First, class Second>
-struct Either<false, First, Second> {
-  using Type = Second;
-};
-
 /// Rows as boxes of the copy engine, one behind the other, each of all columns: with pages a box
 /// has rows of one page, and one copy brings it whole.
 template <int kRows_, int kColumns, int kBoxRows>

@@ -21,6 +21,7 @@ struct DecodeParts {
   int spread;                  ///< key heads that as many blocks with one range have, one each
   int heads;                   ///< key heads that a block has, in turn
   int grain_log2;              ///< of units of keys that are never shared out between blocks
+  int most;                    ///< grains of all tiles that the plan has room for, by ranges
   Divisor group;               ///< query heads of a key head
   int fixed;                   ///< `deterministic`: every grain is a part of its own
 };

@@ -263,6 +263,7 @@ void add_steps(GpuPlan& plan, const Choice& choice) {
   parts.heads = static_cast<int>(g.heads_k / choice.spread);
   parts.grain_log2 =
       std::countr_zero(static_cast<std::uint64_t>(choice.grain_keys / t.unit_keys()));
+  parts.most = static_cast<int>(choice.all_tiles / choice.spread * choice.grains);
   parts.group = Divisor::of(static_cast<int>(std::max<std::int64_t>(g.group(), 1)));
   parts.fixed = choice.fixed ? 1 : 0;
   const std::int64_t slots =

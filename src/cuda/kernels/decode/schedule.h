@@ -239,6 +239,8 @@ __device__ inline void for_each_segment(const DecodeArguments& args, Work&& work
       const int each = lengths ? 0 : __shfl_sync(ptx::kFullMask, before, 0);
       sum += all_here;
       base += 32;
+      // Only sequences that share queries have more, by offsets that decrease: nothing is done.
+      if (static_cast<unsigned>(sum) > static_cast<unsigned>(args.parts.most)) return;
       if (lengths && base < count) continue;
       const int all = lengths ? sum : each * count;
       const int ranges = smaller(static_cast<int>(gridDim.x) / args.parts.spread, all);

@@ -11,7 +11,7 @@ struct DecodeTiling {
   int row_warps = 1;        ///< of a team: they share its keys
   int warp_rows = 16;       ///< 16 or 32
   int step_keys = 16;       ///< of a team
-  int stages = 5;           ///< steps under way, of each team
+  int stages = 5;           ///< units under way
   int min_blocks = 1;       ///< resident per multiprocessor
   int query_steps = 16;     ///< k16 steps of Q that stay in registers
   int sums = 1;             ///< teams that leave their sums in shared memory at once

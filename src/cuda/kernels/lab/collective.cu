@@ -32,32 +32,34 @@ struct WordOf<8> {
   using type = unsigned long long;
 };
 
+/// Calls visit(word, index) for each element, by all threads of the grid together.
+template <class Config, class Visit>
+__device__ inline void for_each_element(const ExchangeArguments& args, const Visit& visit) {
+  auto* words = static_cast<typename WordOf<Config::kBytes>::type*>(args.data);
+  const unsigned long long threads = static_cast<unsigned long long>(gridDim.x) * blockDim.x;
+  for (unsigned long long i =
+           static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+       i < args.count; i += threads) {
+    visit(words[i], i);
+  }
+}
+
 }  // namespace flashlab::device
 
 extern "C" __global__ void __launch_bounds__(256)
     lab_exchange_fill(const __grid_constant__ flashlab::device::ExchangeArguments args) {
   using namespace flashlab::device;
-  using Word = WordOf<Config::kBytes>::type;
-  const unsigned long long threads = static_cast<unsigned long long>(gridDim.x) * blockDim.x;
-  for (unsigned long long i =
-           static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-       i < args.count; i += threads) {
-    static_cast<Word*>(args.data)[i] =
-        static_cast<Word>(bits_of<Config>(exchanged_value(args.rank, i)));
-  }
+  for_each_element<Config>(args, [&](auto& word, unsigned long long i) {
+    word = bits_of<Config>(exchanged_value(args.rank, i));
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     lab_exchange_check(const __grid_constant__ flashlab::device::ExchangeArguments args) {
   using namespace flashlab::device;
-  using Word = WordOf<Config::kBytes>::type;
-  const unsigned long long threads = static_cast<unsigned long long>(gridDim.x) * blockDim.x;
-  for (unsigned long long i =
-           static_cast<unsigned long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-       i < args.count; i += threads) {
+  for_each_element<Config>(args, [&](const auto& word, unsigned long long i) {
     const int expected =
         expected_value(static_cast<Exchange>(args.kind), args.ranks, args.rank, args.part, i);
-    const Word got = static_cast<const Word*>(args.data)[i];
-    if (got != static_cast<Word>(bits_of<Config>(expected))) atomicMin(args.wrong, i + 1);
-  }
+    if (word != bits_of<Config>(expected)) atomicMin(args.wrong, i + 1);
+  });
 }

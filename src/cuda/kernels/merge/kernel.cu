@@ -48,13 +48,6 @@ struct PartTable {
   }
 };
 
-// fp32 to bf16 bits, round to nearest even, NaN kept: sm_75 has no instruction for it.
-__device__ inline unsigned short bf16_bits(float value) {
-  const unsigned bits = __float_as_uint(value);
-  if (value != value) return static_cast<unsigned short>(bits >> 16 | 0x40);
-  return static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 template <int kVector>
 __device__ inline void store_columns(void* data, Int64 offset, const float (&values)[kVector]) {
   if constexpr (Config::kOutput == Element::kFp32 && kVector == 4) {
@@ -68,7 +61,7 @@ __device__ inline void store_columns(void* data, Int64 offset, const float (&val
       } else if constexpr (Config::kOutput == Element::kFp16) {
         static_cast<unsigned short*>(data)[offset + v] = ptx::fp16_bits(values[v]);
       } else {
-        static_cast<unsigned short*>(data)[offset + v] = bf16_bits(values[v]);
+        static_cast<unsigned short*>(data)[offset + v] = ptx::bf16_bits(values[v]);
       }
     }
   }

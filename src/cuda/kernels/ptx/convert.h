@@ -4,28 +4,43 @@
 
 namespace flashlab::ptx {
 
-/// Two floats to packed bf16, `low` in the low half (sm_80).
-__device__ inline unsigned pack_bf16(float low, float high) {
-  unsigned out;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  return out;
-}
-
-/// Two floats to packed fp16, `low` in the low half (sm_80).
-__device__ inline unsigned pack_fp16(float low, float high) {
-  unsigned out;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-  return out;
-}
-
-/// One float to fp16 bits (any architecture).
+/// One float to fp16 bits.
 __device__ inline unsigned short fp16_bits(float value) {
   unsigned short out;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out) : "f"(value));
   return out;
 }
 
-/// fp16 bits to float (any architecture).
+/// One float to bf16 bits, NaN kept, without the instruction that sm_75 lacks.
+__device__ inline unsigned short bf16_bits(float value) {
+  const unsigned bits = __float_as_uint(value);
+  if (value != value) return static_cast<unsigned short>(bits >> 16 | 0x40);
+  return static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/// Two floats to packed bf16, `low` in the low half.
+__device__ inline unsigned pack_bf16(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  unsigned out;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+#else
+  return bf16_bits(low) | static_cast<unsigned>(bf16_bits(high)) << 16;
+#endif
+}
+
+/// Two floats to packed fp16, `low` in the low half.
+__device__ inline unsigned pack_fp16(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+  unsigned out;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+#else
+  return fp16_bits(low) | static_cast<unsigned>(fp16_bits(high)) << 16;
+#endif
+}
+
+/// fp16 bits to float.
 __device__ inline float float_of_fp16(unsigned short bits) {
   float out;
   asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(bits));

@@ -21,17 +21,18 @@
 
 namespace flashlab::device {
 
+template <bool kFirst, class First, class Second>
+struct Either {
+  using Type = First;
+};
+template <class First, class Second>
+struct Either<false, First, Second> {
+  using Type = Second;
+};
+
 /// What a kernel of a dense or a ragged call is launched with.
 template <bool kRagged, class Dense, class Ragged>
-struct ChosenArguments {
-  using Type = Dense;
-};
-template <class Dense, class Ragged>
-struct ChosenArguments<true, Dense, Ragged> {
-  using Type = Ragged;
-};
-template <bool kRagged, class Dense, class Ragged>
-using ArgumentsOf = typename ChosenArguments<kRagged, Dense, Ragged>::Type;
+using ArgumentsOf = typename Either<kRagged, Ragged, Dense>::Type;
 template <class Config>
 using ForwardCall = ArgumentsOf<Config::kRagged, ForwardArguments, RaggedForwardArguments>;
 template <class Config>

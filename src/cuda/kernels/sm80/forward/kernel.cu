@@ -28,7 +28,6 @@
 
 namespace flashlab::device {
 
-
 template <int kValue>
 struct Constant {
   constexpr operator int() const { return kValue; }

@@ -60,7 +60,7 @@ int count_features(const Problem& problem, const Geometry& g) {
 // What one tile of queries sees at most: a window leaves few keys to split.
 std::int64_t keys_of_tile(const Geometry& g, int tile_q) {
   const internal::MaskBounds& b = g.bounds;
-  if (b.chunk > 0) return std::min(g.seqlen_k, b.chunk + tile_q);
+  if (b.chunk > 0) return std::min(g.seqlen_k, std::min(g.seqlen_k, b.chunk) + tile_q);
   if (std::max(b.left, b.right) >= b.kUnbounded) return g.seqlen_k;
   return std::min(g.seqlen_k, b.left + b.right + tile_q);
 }

@@ -464,8 +464,7 @@ struct ForwardFp32Guarded : ForwardFp32<Config> {
     }
   }
 
-  /// The kernel.
-  /// The grid is the unguarded kernel's, its blocks cut into blocks of kBlockRows.
+  /// The kernel. Its grid is the unguarded one's, whose blocks are cut into blocks of kBlockRows.
   static __device__ void run(const ForwardArguments& args) {
     const unsigned marked = blockIdx.x / kBlocksPerMark, part = blockIdx.x % kBlocksPerMark;
     if (mark_of(args, marked) == 0) return;

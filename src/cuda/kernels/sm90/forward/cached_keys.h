@@ -136,18 +136,21 @@ struct Sm90CachedProducer {
   }
 };
 
-/// Whether a page of keys that some query of a task's sequence sees lies outside of the cache. A
-/// whole warp calls it, and reads the last one again where there are no more.
+/// Whether a page lies outside of the cache that is copied for some tile of a task's sequence: of
+/// the blocks of keys that its queries see something of. A whole warp calls it, and reads the last
+/// one again where there are no more.
 template <class Config>
 __device__ inline bool has_wrong_page(const KeyCache& cache, const Sm90Task<Config>& task) {
   const KeyRange seen = keys_seen_by_any<Config>(task.shape, 0, task.shape.seqlen_q - 1);
   if (seen.begin >= seen.end) return false;
   const int* table = cache.table + task.batch * cache.table_stride;
-  const int last = (seen.end - 1) / cache.page_size;
+  constexpr int kKeys = Config::kBlockKeys;
+  const int begin = seen.begin / kKeys * kKeys;
+  const int end = smaller(divide_up(seen.end, kKeys) * kKeys, task.shape.seqlen_k);
+  const int last = (end - 1) / cache.page_size;
   unsigned largest = 0;
 #pragma unroll 1
-  for (int n = seen.begin / cache.page_size + static_cast<int>(threadIdx.x) % 32; n <= last;
-       n += 256) {
+  for (int n = begin / cache.page_size + static_cast<int>(threadIdx.x) % 32; n <= last; n += 256) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const auto page = static_cast<unsigned>(table[smaller(n + 32 * i, last)]);

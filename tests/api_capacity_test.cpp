@@ -147,6 +147,38 @@ TEST(Capacity, RefusesContradictionsInAPlannedClass) {
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.status().message().find("o.shape[0]: got 1001"), std::string::npos)
       << refused.status().message();
+  p.o.shape[0] = 1000;
+  p.lse->strides[0] = 999;  // heads lie over each other
+  const auto overlapping = plan(*context, p);
+  ASSERT_FALSE(overlapping.ok());
+  EXPECT_NE(overlapping.status().message().find("lse.strides"), std::string::npos)
+      << overlapping.status().message();
+}
+
+// A table of so many pages, of 256 rows each.
+Problem paged_problem(std::int64_t pages) {
+  const auto spec = [](DType dtype, std::initializer_list<std::int64_t> shape) {
+    return contiguous_spec(dtype, shape, kDescribed);
+  };
+  Problem p;
+  p.q = p.o = spec(DType::kBf16, {1, 1, 8, 128});
+  p.k = p.v = spec(DType::kBf16, {4, 256, 8, 128});
+  p.seqused_k = spec(DType::kInt32, {1});
+  p.block_table = spec(DType::kInt32, {1, pages});
+  return p;
+}
+
+TEST(Capacity, RefusalsSpeakOfWhatWasAsked) {
+  const std::shared_ptr<cuda::GpuDevice> gpu =
+      cuda::GpuDevice::described(*cuda::known_gpu("sm_90a"));
+  const Context context = described_gpu(gpu);
+  constexpr std::int64_t kMost = (std::int64_t{1} << 31) / 256 - 8;  // its class has 2^31 keys
+  const auto most = plan(context, paged_problem(kMost));
+  EXPECT_TRUE(most.ok()) << most.status().message();
+  const auto more = plan(context, paged_problem(9'000'000));
+  ASSERT_FALSE(more.ok());
+  EXPECT_NE(more.status().message().find("seqlen_k: got 2304000000"), std::string::npos)
+      << more.status().message();
 }
 
 // Tensors of a ragged call on a CPU.

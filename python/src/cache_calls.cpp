@@ -47,7 +47,7 @@ class AppendArguments {
     return argument;
   }
 
-  static constexpr std::size_t kMost = 12;
+  static constexpr std::size_t kMost = 13;
   const Framework& framework_;
   std::array<Argument, kMost> arguments_;
   std::size_t count_ = 0;

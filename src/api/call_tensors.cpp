@@ -63,7 +63,7 @@ Status wrong_presence(const char* name, bool given) {
 }
 
 Status error_of(const Argument& a, std::uint64_t row_bits) {
-  if (Status s = check_memory(a.row->name, a.data, *a.planned); !s.ok()) return s;
+  if (Status s = check_memory(a.row->name, a.data, *a.given); !s.ok()) return s;
   return Status::invalid({fmt::format("{}.data", a.row->name),
                           fmt::format("rows aligned to {} bytes", lowest_bit(row_bits)),
                           fmt::format("{}, as planned", a.planned->alignment_bytes),

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <limits>
 #include <optional>
 
 namespace flashlab::internal {
@@ -48,8 +49,15 @@ bool is_hemmed_in(const TensorSpec& spec, const ShapeRule& rule) {
   return false;
 }
 
+// Whether a stride that a class replaces is one that validation takes.
+bool is_usable(const TensorSpec& spec, std::size_t axis, bool output) {
+  const std::int64_t size = spec.shape[axis], stride = spec.strides[axis];
+  return size <= 1 || (stride >= (output ? spec.shape[axis + 1] : 0) &&
+                       stride <= std::numeric_limits<std::int64_t>::max() / 16 / size);
+}
+
 // The extents of a problem that vary; nothing where two tensors say different ones, a tensor is
-// none of its rank, or an output lies so that it cannot have more.
+// none of its rank or has a stride that validation refuses, or an output cannot have more.
 std::optional<Extents> varying_extents(const Problem& p, const SequenceSource& source) {
   Extents sizes;
   std::array<bool, kExtents> known{};
@@ -65,11 +73,13 @@ std::optional<Extents> varying_extents(const Problem& p, const SequenceSource& s
     if (spec == nullptr || row.access(p.pass) == Access::kNone) continue;
     const ShapeRule& rule = rules[static_cast<std::size_t>(row.role)];
     if (spec->rank != rule.rank) return std::nullopt;
-    if (row.access(p.pass) == Access::kWrite && is_hemmed_in(*spec, rule)) return std::nullopt;
+    const bool output = row.access(p.pass) == Access::kWrite;
+    if (output && is_hemmed_in(*spec, rule)) return std::nullopt;
     for (int i = 0; i < rule.rank; ++i) {
       const auto n = static_cast<std::size_t>(i);
       const Extent extent = rule.extents[n];
       const std::int64_t size = spec->shape[n];
+      if (stride_varies(rule, i) && !is_usable(*spec, n, output)) return std::nullopt;
       if (!varies(extent) || (rule.broadcasts && size == 1)) continue;
       const bool offsets = extent == Extent::kBatchPlusOne;
       if (size < (offsets ? 1 : 0)) return std::nullopt;

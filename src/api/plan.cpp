@@ -145,12 +145,9 @@ std::string others_with(FeatureSet required, const ContextState& context) {
   return text;
 }
 
-// `capacity`: the largest problem that the plan serves.
-Result<Plan> make_plan(const ContextState& context, const Problem& problem,
-                       const Problem& capacity) {
+Result<Plan> make_plan(const ContextState& context, const Problem& problem) {
   Problem normalised;
   auto geometry = validate(problem, &normalised);
-  if (geometry.ok() && has_lengths(problem)) geometry = validate(capacity, &normalised);
   if (!geometry.ok()) return geometry.status();
   if (!(normalised.q.device == context.device)) {
     return Status::invalid({"q.device", to_string(normalised.q.device),
@@ -298,12 +295,11 @@ std::string Plan::to_string() const {
 namespace internal {
 namespace {
 
-Result<Plan> cached_plan(const Context& context, const Problem& problem, const Problem& capacity,
-                         const char* kind) {
+Result<Plan> cached_plan(const Context& context, const Problem& problem, const char* kind) {
   ContextState& state = context.state();
-  std::string key = cache_key(capacity) + kind;
+  std::string key = cache_key(problem) + kind;
   if (auto found = state.plans.find(key)) return *std::move(found);
-  auto made = make_plan(state, problem, capacity);
+  auto made = make_plan(state, problem);
   if (made.ok()) state.plans.insert(std::move(key), *made);
   return made;
 }
@@ -312,17 +308,17 @@ Result<Plan> cached_plan(const Context& context, const Problem& problem, const P
 
 Result<Plan> plan_exactly(const Context& context, const Problem& problem) {
   const char* kind = has_lengths(problem) ? "exactly" : "";
-  return guard<Result<Plan>>([&] { return cached_plan(context, problem, problem, kind); });
+  return guard<Result<Plan>>([&] { return cached_plan(context, problem, kind); });
 }
 
 }  // namespace internal
 
 Result<Plan> plan(const Context& context, const Problem& problem) {
   return internal::guard<Result<Plan>>([&] {
-    if (!internal::has_lengths(problem)) {
-      return internal::cached_plan(context, problem, problem, "");
-    }
-    return internal::cached_plan(context, problem, internal::capacity_of(problem), "");
+    if (!internal::has_lengths(problem)) return internal::cached_plan(context, problem, "");
+    auto made = internal::cached_plan(context, internal::capacity_of(problem), "");
+    // A refusal speaks of the sizes that were asked for, which may be served where more are not.
+    return made.ok() ? made : internal::plan_exactly(context, problem);
   });
 }
 

@@ -10,6 +10,7 @@
 
 #include "api/appended.h"
 #include "api/backend.h"
+#include "api/overlap.h"
 #include "api/sequences.h"
 
 namespace flashlab::internal {
@@ -23,14 +24,9 @@ class HostCopies {
   const Status& status() const { return status_; }
 
   void take(ConstTensor& tensor) {
-    const std::int64_t elements = tensor.spec.elements();
-    if (!status_.ok() || elements == 0) return;
-    std::int64_t last = 0;
-    for (int i = 0; i < tensor.spec.rank; ++i) {
-      const auto n = static_cast<std::size_t>(i);
-      if (tensor.spec.shape[n] > 1) last += (tensor.spec.shape[n] - 1) * tensor.spec.strides[n];
-    }
-    const std::size_t bytes = (static_cast<std::size_t>(last) + 1) * size_of(tensor.spec.dtype);
+    if (!status_.ok() || tensor.spec.elements() == 0) return;
+    const ByteRange range = byte_range(tensor.data, tensor.spec);
+    const auto bytes = static_cast<std::size_t>(range.end - range.begin);
     std::vector<std::byte>& copy = copies_.emplace_back(bytes);
     status_ =
         backend_of(context_.device.kind).read(context_, stream_, copy.data(), tensor.data, bytes);

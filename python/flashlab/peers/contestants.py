@@ -67,10 +67,10 @@ class Ours(Contestant):
                          "precision": "tf32" if problem.dtype == "tf32" else "ieee",
                          "implementation": name}
         device = tensors.q.device
-        for side, name in enumerate("qk"):
+        for side, letter in enumerate("qk"):
             if problem.ragged(side):
-                self._options[f"cu_seqlens_{name}"] = problem.offsets(side, device)
-                self._options[f"max_seqlen_{name}"] = (problem.seqlen_q, problem.seqlen_k)[side]
+                self._options[f"cu_seqlens_{letter}"] = problem.offsets(side, device)
+                self._options[f"max_seqlen_{letter}"] = (problem.seqlen_q, problem.seqlen_k)[side]
         if problem.cache is not None:
             self._options.update(seqused_k=problem.key_lengths(device),
                                  max_seqlen_k=problem.seqlen_k)

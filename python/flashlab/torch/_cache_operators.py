@@ -35,8 +35,9 @@ def _forward_kernel(q, k, v, block_table, cache_batch_idx, leftpad_k, return_lse
     call = Call(*given)
     window = None if call.window is None else (*call.window, call.alignment)
     o, lse = _core.forward(
-        q, k, v, causal=call.causal, scale=call.scale, window=window, softcap=call.softcap,
-        alibi_slopes=call.alibi_slopes, deterministic=call.deterministic,
+        q, k, v, causal=call.causal, scale=call.scale, mask=call.mask, precision=call.precision,
+        window=window, softcap=call.softcap, alibi_slopes=call.alibi_slopes,
+        dropout_p=call.dropout_p, dropout_seed=call.dropout_seed, deterministic=call.deterministic,
         attention_chunk=call.attention_chunk, cu_seqlens_q=call.cu_seqlens_q,
         cu_seqlens_k=call.cu_seqlens_k, seqused_q=call.seqused_q, seqused_k=call.seqused_k,
         sinks=call.sinks, return_lse=return_lse, out=out, block_table=block_table,

@@ -184,7 +184,8 @@ void Case::set_sequences(std::vector<SequenceLengths> list) {
 }
 
 void Case::set_cache(std::int64_t page_size, std::int64_t capacity) {
-  if (batch == 0) return;
+  constexpr std::int64_t kMostCaches = std::int64_t{1} << 20;
+  if (batch <= 0 || batch > kMostCaches) return;
   const SequenceLengths each{seqlen_q, seqlen_k};
   if (!ragged()) {
     set_sequences(std::vector<SequenceLengths>(static_cast<std::size_t>(batch), each));

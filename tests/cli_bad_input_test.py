@@ -93,6 +93,9 @@ class BadInput(Folder):
         self.refused(["bench", "--lengths-k", "chat", "--seqlen-k", "9"],
                      "--seqlen-k contradicts --lengths-k")
         self.refused(["check", "--seed", "3"], "--seed has no effect", "--lengths chat")
+        for given in ([], ["--lengths", "4k+63x1"]):
+            self.refused(["explain", "--seed", "3", *given], "--seed has no effect",
+                         "--lengths chat")
         self.refused(["check", "--lengths", "4+4", "--case", "bf16"],
                      "--case chooses from the list and contradicts a problem of your own")
 
@@ -106,6 +109,12 @@ class BadInput(Folder):
                      "--cache-length has no backward pass")
         self.refused(["compare", "--sweep", "decode", "--seqlen", "512", "--device", "cpu"],
                      "--seqlen contradicts the lengths of --sweep decode")
+        self.refused(["bench", "--lengths", "64x1", "--cache-length", "2048k"],
+                     "for each of 64 sequences is more than 67108864 keys")
+        self.refused(["bench", "--batch", "1000000000", "--cache-length", "1", "--heads", "1",
+                      "--head-dim", "1"], "more caches than one call takes")
+        self.refused(["explain", "--batch", "1000000", "--seqlen", "1", "--lengths-k", "any",
+                      "--heads", "65536", "--head-dim", "65536"], "do not fit in 64 bits")
         self.refused(["bench", "--batch", "2", "--lengths-k", "9+80", "--cache-length", "64"],
                      "80 keys in one sequence and --cache-length room for 64")
 

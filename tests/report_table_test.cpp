@@ -14,6 +14,7 @@
 #include "lab/report/model.h"
 #include "lab/report/table.h"
 #include "lab/results/results_json.h"
+#include "lab/results/verdict.h"
 #include "report_samples.h"
 
 namespace flashlab::lab::report {
@@ -170,6 +171,32 @@ TEST(ReportTable, WhatReadingBoundsHasBytesASecondAndTheShareOfThatRoof) {
   file.results[0][kRoofShare] = 0.1;
   file.results[0].set_read_share(file.environment);
   EXPECT_DOUBLE_EQ(*file.results[0][kRoofShare], 0.1);
+}
+
+TEST(ReportTable, OnACpuWhatMemoryBindsHasNoShareOfProducts) {
+  cases::Case decode = sample_case(2048, DType::kFp32);
+  decode.seqlen_q = 1;
+  decode.set_cache(0);
+  ResultFile file;
+  file.environment.copy_gb_per_s = 10;
+  file.environment.roof_bf16_gflops = 200;
+  Measurement r = sample_result("cpu", "forward", decode, 1e5, 0);
+  const double ms[] = {decode.ideal_bytes(Pass::kForward) / 4e6};
+  r.set_times(ms, decode.flops(Pass::kForward), decode.ideal_bytes(Pass::kForward));
+  Measurement fp64 = r;
+  fp64[kRoofShare].reset();
+  fp64.set_read_share(file.environment);
+  EXPECT_EQ(fp64.roof_name, "") << "what its products could do is not known";
+  r[kRoofShare] = 0.6;
+  r.set_read_share(file.environment);
+  EXPECT_DOUBLE_EQ(*r[kRoofShare], 0.6) << "copies allow more than it takes: products bind";
+  r[kRoofShare] = 0.02;
+  r.set_read_share(file.environment);
+  EXPECT_EQ(r.roof_name, kRoofOfReads);
+  EXPECT_FALSE(r[kRoofShare]);
+  EXPECT_FALSE(judge_throughput(r, file.environment));
+  file.results.push_back(r);
+  EXPECT_THAT(comparison_table(file, {"", 80, false}), HasSubstr("GB/s roof"));
 }
 
 TEST(ReportTable, FitsIntoItsWidthWhateverTheNames) {

@@ -26,7 +26,8 @@ def source(document):
     commit = number[:12] + ("+" + changes if changes else "")
     command = e["command"].split(" --output")[0].split(" --json")[0].replace("./", "")
     read = f", read roof {e['read_gb_per_s']:.0f} GB/s" if e.get("read_gb_per_s") else ""
-    cut = "; cut off before its end" if document["interrupted"] else ""
+    cut = (f"; cut off after {len(document['results'])} of {document['planned']} calls"
+           if document["interrupted"] else "")
     return (f"{e['gpu']}, driver {e['driver']}{read}, {e['date_utc'][:10]}, commit {commit}{cut}: "
             f"`{command}`")
 

@@ -118,7 +118,7 @@ def main():
         compiled = list(pool.map(lambda one: compile_set(compiler, folder, *one),
                                  enumerate(sets_in_advance(paths))))
         advance = [one for one in compiled if one[1]]
-        failures = [said for said, members in compiled if not members]
+        failures = [said for said, members in compiled if members is None]
         failures += [f for f in pool.map(lambda path: check(compiler, path, advance), paths) if f]
     for failure in failures:
         print(failure)

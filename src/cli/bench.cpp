@@ -64,6 +64,9 @@ void print_details(const lab::Measurement& r, const lab::Environment& environmen
     print_line(fmt::format("  roof      {:.0f} of {:.0f} GB/s read: {}",
                            r[lab::kGbPerS].value_or(0), *environment.read_gb_per_s,
                            lab::report::format_percent(r[lab::kRoofShare])));
+  } else if (r.roof_name == lab::kRoofOfReads && environment.copy_gb_per_s) {
+    print_line(fmt::format("  roof      memory binds, not products; copies reach {} GB/s",
+                           lab::report::format_significant(*environment.copy_gb_per_s, 3)));
   }
   std::string memory = fmt::format("  memory    peak {} · workspace {}", bytes(r[lab::kPeakBytes]),
                                    bytes(r[lab::kWorkspaceBytes]));

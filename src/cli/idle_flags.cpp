@@ -59,6 +59,14 @@ bool on_gpu(const Arguments& a, const RunFacts&) {
 bool from_list(const Arguments& a, const RunFacts&) {
   return !gives_problem(a) && !a.has("--input");
 }
+// A plan knows lengths, and no values. A list says its lengths: "4k+63x1".
+bool no_lengths_drawn(const Arguments& a, const RunFacts&) {
+  const auto names_mix = [&](const char* flag) {
+    const std::string text = a.value(flag).value_or("");
+    return !text.empty() && text.front() >= 'a' && text.front() <= 'z';
+  };
+  return !names_mix("--lengths") && !names_mix("--lengths-k") && !a.has("--sweep");
+}
 bool without_peers(const Arguments& a, const RunFacts&) {
   return !a.has("--peers");
 }
@@ -110,6 +118,8 @@ constexpr IdleFlag kTable[] = {
      "beside --input, whose file holds the values; --dropout and --check draw by it"},
     {"--seed", kCheck, from_list,
      "where cases have seeds of their own; a problem of yours is drawn by it: --lengths chat"},
+    {"--seed", kExplain, no_lengths_drawn,
+     "where no lengths are drawn by it; --lengths chat draws them"},
     {"--dropout-seed", kAttention | kCheck, nothing_dropped,
      "where nothing is dropped; add --dropout 0.1"},
 };

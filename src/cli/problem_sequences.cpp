@@ -113,7 +113,11 @@ void apply_sequences(const Arguments& arguments, bool passes_asked, Job& job) {
   apply_lengths(arguments, problem);
   const bool ragged_queries = problem.ragged();
   if (asked && ragged_queries && !arguments.has("--lengths-k")) {
-    cases::set_key_lengths(problem, fmt::format("{}x{}", problem.batch, room));
+    if (!cases::set_key_lengths(problem, fmt::format("{}x{}", problem.batch, room))) {
+      fail_usage(fmt::format("--cache-length {} for each of {} sequences is more than {} keys; use "
+                             "smaller caches or --lengths-k",
+                             room, problem.batch, cases::kMostLengthTokens));
+    }
   } else {
     apply_key_lengths(arguments, problem);
   }
@@ -139,6 +143,9 @@ void apply_sequences(const Arguments& arguments, bool passes_asked, Job& job) {
   problem.set_cache(
       arguments.has("--page-size") ? whole(arguments, "--page-size", 0, 1, INT32_MAX) : pages,
       problem.lengths_k.empty() ? 0 : room);
+  if (!problem.cache && problem.batch > 0) {
+    fail_usage(fmt::format("--batch {}: more caches than one call takes here", problem.batch));
+  }
 }
 
 std::string sequence_flags(const Case& problem) {

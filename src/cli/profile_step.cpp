@@ -165,16 +165,20 @@ int dry_run(const Arguments& arguments, const Request& request) {
 profile::Roofs roofs_of(const lab::Environment& environment, train::Precision precision, bool gpu) {
   profile::Roofs out;
   const bool half = train::size_of(train::policy_of(precision).activation) == 2;
+  out.gb_per_s = environment.copy_gb_per_s;
+  out.source = gpu ? environment.roof_source
+                   : "fp32 multiply-adds on all threads, copy between buffers beyond the caches";
   if (gpu && half) {
     out.gflops = environment.roof_bf16_gflops;
+    out.of_units = environment.loop_bf16_gflops.has_value();
+  } else if (gpu && precision == train::Precision::kFp32 && environment.loop_fp32_gflops) {
+    // A step's products are made by FMA: the tensor cores' roof is attention's alone.
+    out.gflops = environment.loop_fp32_gflops;
+    out.source = "a loop of fp32 FMA, device-to-device copy";
   } else if (precision != train::Precision::kFp64 && precision != train::Precision::kTf32) {
     // A CPU makes products of 16-bit steps in fp32.
     out.gflops = environment.roof_fp32_gflops;
   }
-  out.of_units = environment.loop_bf16_gflops.has_value();
-  out.gb_per_s = environment.copy_gb_per_s;
-  out.source = gpu ? environment.roof_source
-                   : "fp32 multiply-adds on all threads, copy between buffers beyond the caches";
   return out;
 }
 

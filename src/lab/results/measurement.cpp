@@ -98,12 +98,17 @@ void Measurement::set_times(std::span<const double> ms, double flops, double byt
 
 void Measurement::set_read_share(const Environment& environment) {
   Measurement& self = *this;
-  const std::optional<double>&read = environment.read_gb_per_s,
+  const bool roof_of_reads = environment.read_gb_per_s.has_value();
+  const std::optional<double>&bytes =
+      roof_of_reads ? environment.read_gb_per_s : environment.copy_gb_per_s,
         &math = environment.roof_bf16_gflops;
-  if (!read || !math || !self[kGbPerS] || !self[kTflops]) return;
+  if (!bytes || !math || !self[kGbPerS] || !self[kTflops]) return;
+  // The roof of fp64 is measured nowhere: beside another type's every call would wait for bytes.
+  if (!roof_of_reads && !self[kRoofShare]) return;
   const double products = std::max(self[kRoofShare].value_or(0), *self[kTflops] * 1e3 / *math);
-  if (products > *self[kGbPerS] / *read) return;
-  self[kRoofShare] = *self[kGbPerS] / *read;
+  const double share = *self[kGbPerS] / *bytes;
+  if (products > share) return;
+  self[kRoofShare] = roof_of_reads ? std::optional(share) : std::nullopt;
   self[kRoofTflops] = std::nullopt;
   roof_name = kRoofOfReads;
 }

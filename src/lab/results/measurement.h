@@ -138,8 +138,8 @@ class Measurement {
   /// The same measured once more: the figures become those of the quicker
   /// window (other programs only ever add time), the interval that of both.
   void join_window(const Measurement& other);
-  /// The share of the environment's read roof where it is the larger: its bytes take longer there
-  /// than its FLOPs on the roof of arithmetic. Nothing where either is not known.
+  /// The share of the read roof where bytes take longer on it than FLOPs on that of arithmetic;
+  /// where only copies were measured (a CPU, whose caches are warm) these decide: then none.
   void set_read_share(const Environment& environment);
   /// Why there are no figures.
   void set_failure(const Status& status);

@@ -68,7 +68,8 @@ Verdict judge_speedup(double naive_ms, double ms) {
 
 std::optional<Verdict> judge_throughput(const Measurement& result, const Environment& environment) {
   const bool on_gpu = result.device.starts_with("cuda");
-  if (result.roof_name == kRoofOfReads && result[kRoofShare]) {
+  if (result.roof_name == kRoofOfReads) {
+    if (!result[kRoofShare]) return {};
     return judge_share("share of the roof", *result[kRoofShare], kRoofShareThresholds,
                        "of the measured read roof");
   }

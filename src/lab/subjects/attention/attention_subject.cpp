@@ -289,6 +289,15 @@ struct MemberReader {
   void operator()(std::string_view name, bool& value) { value = labels.flag(name); }
 };
 
+// Of a label that is a real number because it may be absent.
+std::optional<std::int64_t> count_of(const Labels& labels, std::string_view name) {
+  const LabelValue* label = labels.find(name);
+  const double* number = label == nullptr ? nullptr : std::get_if<double>(label);
+  constexpr double kMost = 9007199254740992;  // 2^53: beyond it doubles skip numbers
+  if (number == nullptr || !(*number >= 0 && *number <= kMost)) return std::nullopt;
+  return static_cast<std::int64_t>(*number);
+}
+
 }  // namespace
 
 Labels labels_of(const cases::Case& c) {
@@ -319,20 +328,15 @@ cases::Case case_of(const Labels& labels) {
   parse_dtype_name(labels.text("dtype"), c);
   parse_mask_name(labels.text("mask"), c);
   c.window = cases::parse_window(labels.text("window"));
-  std::optional<float> dropout, chunk;
+  std::optional<float> dropout;
   MemberReader{labels}("dropout", dropout);
-  MemberReader{labels}("chunk", chunk);
   c.dropout = dropout.value_or(0.0f);
-  if (chunk) c.chunk = static_cast<std::int64_t>(*chunk);
+  c.chunk = count_of(labels, "chunk");
   c.seed = labels.find("seed") != nullptr ? labels.whole("seed") : c.seed;
   cases::set_lengths(c, labels.text("lengths"));  // by the seed
   cases::set_key_lengths(c, labels.text("lengths_k"));
-  std::optional<float> page_size, capacity;
-  MemberReader{labels}("page_size", page_size);
-  MemberReader{labels}("cache_length", capacity);
-  if (page_size) {
-    c.set_cache(static_cast<std::int64_t>(*page_size),
-                static_cast<std::int64_t>(capacity.value_or(0)));
+  if (const auto page_size = count_of(labels, "page_size")) {
+    c.set_cache(*page_size, count_of(labels, "cache_length").value_or(0));
   }
   c.name = labels.text("case");
   c.gradient_mode =

@@ -114,9 +114,10 @@ void apply_sequences(const Arguments& arguments, bool passes_asked, Job& job) {
   const bool ragged_queries = problem.ragged();
   if (asked && ragged_queries && !arguments.has("--lengths-k")) {
     if (!cases::set_key_lengths(problem, fmt::format("{}x{}", problem.batch, room))) {
-      fail_usage(fmt::format("--cache-length {} for each of {} sequences is more than {} keys; use "
-                             "smaller caches or --lengths-k",
-                             room, problem.batch, cases::kMostLengthTokens));
+      fail_usage(
+          fmt::format("--cache-length {} for each of {} sequences is more than {} keys; use "
+                      "smaller caches or --lengths-k",
+                      room, problem.batch, cases::kMostLengthTokens));
     }
   } else {
     apply_key_lengths(arguments, problem);

@@ -72,10 +72,10 @@ void check_heads(const Arguments& arguments, const Case& problem) {
 // Every tensor's bytes, with room for padding and sums over them, must fit in 64 bits.
 void check_size(const Case& problem) {
   const std::int64_t keys = std::max(problem.seqlen_k, problem.cache ? problem.cache->capacity : 0);
-  const std::int64_t factors[][4] = {{problem.batch, problem.seqlen_q, problem.heads_q,
-                                      std::max(problem.head_dim, problem.head_dim_v)},
-                                     {problem.batch, keys, problem.heads_k,
-                                      std::max(problem.head_dim, problem.head_dim_v)}};
+  const std::int64_t factors[][4] = {
+      {problem.batch, problem.seqlen_q, problem.heads_q,
+       std::max(problem.head_dim, problem.head_dim_v)},
+      {problem.batch, keys, problem.heads_k, std::max(problem.head_dim, problem.head_dim_v)}};
   for (const auto& tensor : factors) {
     std::int64_t product = 64;
     for (const std::int64_t factor : tensor) {

@@ -100,7 +100,7 @@ void Measurement::set_read_share(const Environment& environment) {
   Measurement& self = *this;
   const bool roof_of_reads = environment.read_gb_per_s.has_value();
   const std::optional<double>&bytes =
-      roof_of_reads ? environment.read_gb_per_s : environment.copy_gb_per_s,
+            roof_of_reads ? environment.read_gb_per_s : environment.copy_gb_per_s,
         &math = environment.roof_bf16_gflops;
   if (!bytes || !math || !self[kGbPerS] || !self[kTflops]) return;
   // The roof of fp64 is measured nowhere: beside another type's every call would wait for bytes.

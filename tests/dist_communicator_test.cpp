@@ -264,6 +264,40 @@ TEST(SharedRanks, ADeadRankIsNamedBeforeItsTimeIsOver) {
   }
 }
 
+// While a rank waits for its GPU's stream, the others are looked at all the same.
+TEST(SharedRanks, WhoIsLostWhileAGpuIsWaitedForIsNamedByItsCollective) {
+  const auto watched = [](runtime::Communicator& group, std::uint32_t entered, double waited_s) {
+    return group.watch(
+        {.entered = entered, .kind = Collective::kAllReduce, .name = "d w", .waited_s = waited_s});
+  };
+  const auto ends = run_ranks({.size = 2}, [&](runtime::Communicator& group) -> std::string {
+    group.begin_step(3, 60);
+    if (Status s = group.barrier("begin"); !s.ok()) return s.message();
+    if (group.rank() == 1) {
+      if (Status s = watched(group, 4, 0); !s.ok()) return s.message();
+      ::raise(SIGKILL);
+    }
+    Status seen = watched(group, 6, 0);
+    while (seen.ok()) seen = watched(group, 0, 1);
+    return seen.message();
+  });
+  EXPECT_THAT(ends[0].said, AllOf(HasSubstr("rank 1 (process "),
+                                  HasSubstr("has ended; step 3, all-reduce 7 \"d w\""),
+                                  HasSubstr("rank 0 came, rank 1 never did")));
+  for (const bool behind : {true, false}) {
+    const auto late = run_ranks({.size = 2}, [&](runtime::Communicator& group) -> std::string {
+      group.begin_step(1, 0.2);
+      if (group.rank() == 0 || !behind) static_cast<void>(watched(group, 1, 0));
+      if (Status s = group.barrier("go"); !s.ok()) return s.message();
+      if (group.rank() == 0) return watched(group, behind ? 1 : 0, 0.3).message();
+      ::usleep(300'000);
+      return "";
+    });
+    EXPECT_THAT(late[0].said, HasSubstr(behind ? "on testhost) did not come within 0.2 s"
+                                               : "waits for its GPU, where nothing went on"));
+  }
+}
+
 TEST(SharedRanks, AStoppedRankIsNamedWhenItsTimeIsOver) {
   const auto ends = run_ranks(
       {.size = 2, .timeout_s = 2},  // long enough to come to the stop on a busy machine

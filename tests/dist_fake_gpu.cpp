@@ -4,8 +4,8 @@
 // what is enqueued in a wrong order waits for ever or computes something else. NCCL only notes what
 // it is asked for, in fake_nccl_log().
 //
-// FAKE_GPUS: how many there are (2). FAKE_NO_PEERS: they do not reach each other. FAKE_SAME: all
-// have one name. FAKE_NCCL: NCCL's version (22809).
+// FAKE_GPUS: how many there are (2). FAKE_MAJOR: their compute capability (9). FAKE_NO_PEERS: they
+// do not reach each other. FAKE_SAME: all have one name. FAKE_NCCL: NCCL's version (22809).
 
 #include <fcntl.h>
 #include <sched.h>
@@ -157,7 +157,8 @@ int cuDeviceTotalMem_v2(std::size_t* bytes, int) {
   return kSuccess;
 }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-  *value = attribute == 75 ? 9 : attribute == 76 ? 0 : 1;
+  const int major = number("FAKE_MAJOR", 9);
+  *value = attribute == 75 ? major : attribute == 76 ? (major == 7 ? 5 : 0) : 1;
   return kSuccess;
 }
 int cuDeviceGetUuid_v2(flashlab::cuda::CUuuid* uuid, int ordinal) {
@@ -250,6 +251,9 @@ int cuStreamCreate(void** stream, unsigned) {
   *stream = &one;
   return kSuccess;
 }
+int cuStreamCreateWithPriority(void** stream, unsigned flags, int) {
+  return cuStreamCreate(stream, flags);
+}
 int cuStreamDestroy_v2(void*) {
   return kSuccess;
 }
@@ -298,10 +302,11 @@ int cuKernelGetFunction(void** function, void* kernel) {
 }
 int cuLaunchKernelEx(const void*, void* function, void** parameters, void**) {
   const auto& kernel = *static_cast<const Kernel*>(function);
-  if (kernel.name == "flash_rank_sum") {
+  if (kernel.name.starts_with("flash_rank_sum")) {
     const auto& given = *static_cast<const device::RankSumArguments*>(parameters[0]);
+    const DType dtype = kernel.name.ends_with("_fp64") ? DType::kFp64 : kernel.dtype;
     flashlab::dist::tree_sum({given.parts, static_cast<std::size_t>(kernel.parts)}, given.to,
-                             static_cast<std::size_t>(given.count), kernel.dtype);
+                             static_cast<std::size_t>(given.count), dtype);
     return kSuccess;
   }
   const auto& given = *static_cast<const device::ExchangeArguments*>(parameters[0]);

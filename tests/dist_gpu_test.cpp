@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "dist/copies/copies_communicator.h"
+#include "dist/gpus/transports.h"
 #include "dist/nccl/nccl_communicator.h"
 #include "dist_ranks.h"
+#include "runtime/program/executor.h"
 
 namespace flashlab::dist {
 namespace {
@@ -147,7 +149,7 @@ TEST(Copies, MoveAndAddAsTheDefinitionSays) {
           copies_communicator(device, control, {.slot_bytes = 6144, .least_piece_bytes = 512});
       if (!group.ok()) return group.status().message();
       std::string wrong;
-      for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16}) {
+      for (const DType dtype : {DType::kFp32, DType::kBf16, DType::kFp16, DType::kFp64}) {
         // One element, whole accesses, and more pieces than there are slots.
         for (const std::size_t count : {1, 320, 9001}) {
           wrong += check_copies(**group, device, count, dtype);
@@ -182,14 +184,74 @@ TEST(Copies, SayWhyTheyCannotRun) {
   EXPECT_THAT(none[1].said, HasSubstr("no peer access from cuda:1 to cuda:0"));
 }
 
-TEST(Copies, LeaveFp64ToNccl) {
+TEST(Copies, RefuseTypesThatAGpuDoesNotAdd) {
+  setenv("FAKE_MAJOR", "7", 1);
   const auto ends = run_gpu_ranks(2, [](Communicator& control, GpuDevice& device) {
     auto group = copies_communicator(device, control);
     if (!group.ok()) return group.status().message();
     GpuMemory memory(device, 64);
-    return (*group)->all_reduce(memory.data(), 4, DType::kFp64, "w").message();
+    return (*group)->all_reduce(memory.data(), 4, DType::kBf16, "w").message();
   });
-  EXPECT_THAT(ends[0].said, HasSubstr("all-reduce by copies: got fp64"));
+  unsetenv("FAKE_MAJOR");
+  EXPECT_THAT(ends[0].said, HasSubstr("all-reduce by copies: got bf16 on Fake GPU"));
+  EXPECT_THAT(ends[0].said, HasSubstr("from compute capability 8.0 on"));
+}
+
+// A program as a training step has it: what a second stream sends waits for the first one's work
+// and is waited for, and the host sees how far the collectives are.
+TEST(GpuPrograms, ExchangeOnAStreamOfTheirOwn) {
+  constexpr std::size_t kCount = 1000;
+  const auto ends = run_gpu_ranks(2, [](Communicator& control, GpuDevice& device) -> std::string {
+    auto between =
+        gpu_transports({DeviceKind::kCuda, control.rank()}, control, {.sums_of_nccl = false});
+    if (!between.ok()) return between.status().message();
+    constexpr std::size_t kBytes = 4 * kCount;
+    GpuMemory given(device, kBytes), summed(device, kBytes), kept(device, kBytes);
+    given.set(values_of(control.rank(), kCount, DType::kFp32));
+    summed.set({}), kept.set({});
+    if (Status s = between->chosen->share(summed.data(), kBytes); !s.ok()) return s.message();
+    runtime::Executor executor({&device});
+    runtime::Program& program = executor.program();
+    const runtime::Place from = {program.add_tensor("given")}, to = {program.add_tensor("summed")},
+                         end = {program.add_tensor("kept")};
+    const int aside = program.add_stream(0);
+    const int first = program.add({.name = "copy", .work = runtime::CopyWork{to, from, kBytes}});
+    const int sum =
+        program.add({.name = "all-reduce d w",
+                     .work =
+                         runtime::CollectiveWork{
+                             .kind = Collective::kAllReduce, .from = to, .to = to, .bytes = kBytes},
+                     .stream = aside,
+                     .depends_on = {first}});
+    program.add({.name = "keep", .work = runtime::CopyWork{end, to, kBytes}, .depends_on = {sum}});
+    Communicator* group = between->chosen.get();
+    void* tensors[] = {given.data(), summed.data(), kept.data()};
+    const Stream streams[] = {{device.context()}, {device.context()}};
+    std::uint32_t progress = 0;
+    const Status ran = executor.enqueue(
+        {.tensors = tensors, .streams = streams, .groups = {&group, 1}, .progress = &progress});
+    if (!ran.ok()) return ran.message();
+    if (progress != 2) return fmt::format("progress {}", progress);
+    if (kept.get(0, kBytes) != sum_of(2, kCount, DType::kFp32)) return "another sum";
+    const Status last = between->chosen->unshare(summed.data());
+    return last.ok() ? "" : last.message();
+  });
+  for (const RankEnd& end : ends) EXPECT_EQ(end.said, "");
+}
+
+TEST(ChosenRanks, LeaveMultiprocessorsToWhatRunsBeside) {
+  const auto ends = run_gpu_ranks(2, [](Communicator& control, GpuDevice&) -> std::string {
+    const Device gpu = {DeviceKind::kCuda, control.rank()};
+    auto between = gpu_transports(gpu, control, {.beside_kernels = true});
+    if (!between.ok()) return between.status().message();
+    std::string ways;
+    for (const std::size_t bytes : {std::size_t{4} << 10, std::size_t{2} << 20}) {
+      ways += between->chosen->way({.kind = Collective::kAllReduce, .bytes = bytes});
+      ways += ' ';
+    }
+    return ways;
+  });
+  EXPECT_EQ(ends[0].said, "nccl copies ");
 }
 
 TEST(NcclRanks, AskForWhatTheCallSays) {

@@ -12,7 +12,10 @@ if(FLASHLAB_BUILD_CLI)
     flashlab_test(train_emulated_test SOURCES train_emulated_test.cpp train_kernels_rows.cpp
       train_kernels_tokens.cpp train_kernels_hostile.cpp
       LIBRARIES flashlab_train flashlab_emulated)
-    set_target_properties(train_emulated_test PROPERTIES ENABLE_EXPORTS ON)
+    flashlab_test(train_emulated_ranks_test SOURCES train_emulated_ranks_test.cpp
+      LIBRARIES flashlab_train flashlab_emulated)
+    set_target_properties(train_emulated_test train_emulated_ranks_test
+      PROPERTIES ENABLE_EXPORTS ON)
   endif()
   flashlab_test(train_parallel_test SOURCES train_parallel_test.cpp train_shares_test.cpp
     train_order_test.cpp

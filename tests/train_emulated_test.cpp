@@ -49,6 +49,7 @@ std::vector<KernelCase> emulated_cases() {
                                     "cross_entropy_50257",
                                     "cross_entropy_151936",
                                     "cross_entropy_151936_loss",
+                                    "mean_loss_shares",
                                     "softmax_backward"};
   std::vector<KernelCase> out = all_cases();
   std::erase_if(out, [&](const KernelCase& each) {

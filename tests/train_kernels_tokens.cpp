@@ -159,11 +159,12 @@ Problem cross_entropy(Element type, const Logits& l) {
   return p;
 }
 
-Problem mean_loss(Element type, std::int64_t rows) {
+Problem mean_loss(Element type, std::int64_t rows, std::int64_t shares) {
   Problem p(type);
   const TensorId losses = p.add(p.statistic, {rows}, p.of(p.random({rows}, 1, 4)));
   const TensorId loss = p.statistic_result({1});
-  p.run(OperationKind::kMeanLoss, {losses}, {loss}, MeanLossAttributes{.rows = rows});
+  p.run(OperationKind::kMeanLoss, {losses}, {loss},
+        MeanLossAttributes{.rows = rows, .shares = shares});
   double sum = 0;
   for (const double each : p.of(losses)) sum += each;
   p.expect(loss, {sum / static_cast<double>(rows)});
@@ -256,7 +257,8 @@ std::vector<KernelCase> token_cases() {
                              (l.scaled ? "_scaled" : "");
     add(name, [=](Element type) { return cross_entropy(type, l); });
   }
-  add("mean_loss", [](Element type) { return mean_loss(type, 3001); });
+  add("mean_loss", [](Element type) { return mean_loss(type, 3001, 1); });
+  add("mean_loss_shares", [](Element type) { return mean_loss(type, 3003, 7); });
   add("softmax", [](Element type) { return softmax(type, 70, false); });
   add("softmax_backward", [](Element type) { return softmax(type, 70, true); });
   return out;

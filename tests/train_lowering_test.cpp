@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "train/cuda/column_sums.h"
 #include "train/cuda/kernel_steps.h"
 #include "train/cuda/lowering.h"
+#include "train/parallel/data_parallel.h"
 #include "train/plan/memory_plan.h"
 #include "train_cuda_cases.h"
 
@@ -376,6 +378,58 @@ TEST(TrainLowering, OperationsWaitForThoseOfOtherStreams) {
   const auto bad = lower(*plan, memory, *cuda::known_gpu("sm_90a"), nullptr, refused);
   ASSERT_FALSE(bad.ok());
   EXPECT_NE(bad.status().message().find("on stream 1"), std::string::npos);
+}
+
+// Of two ranks each sends a bucket beside the rest of backward, when it has its last writer behind
+// it, and the optimizer waits for all of them; AdamW and moments are of its own part alone.
+TEST(TrainLowering, RanksExchangeOnAStreamOfTheirOwn) {
+  for (const ParallelMode mode : {ParallelMode::kBucket, ParallelMode::kSharded}) {
+    const StepOptions options = {.batch = 4, .shares = 2, .ranks = 2, .rank = 1, .gpu = true};
+    Result<StepPlan> plan = build_parallel_step(gpu_model(Family::kGpt2, 104, 64), options,
+                                                {.mode = mode, .bucket_bytes = 4000});
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    runtime::Program program;
+    const auto step =
+        lower(*plan, plan_memory(*plan), *cuda::known_gpu("sm_90a"), nullptr, program, {1, 2});
+    ASSERT_TRUE(step.ok()) << step.status().message();
+    EXPECT_TRUE(program.check().ok()) << program.check().message();
+    ASSERT_EQ(program.streams().size(), 2u);
+    std::set<int> sums, waited;
+    int beside_backward = 0;
+    std::size_t waiting = 0;
+    for (std::size_t i = 0; i < program.steps().size(); ++i) {
+      const runtime::Step& each = program.steps()[i];
+      const Operation& operation = plan->operations[step->operation_of[i]];
+      waited.insert(each.depends_on.begin(), each.depends_on.end());
+      const auto* work = std::get_if<runtime::CollectiveWork>(&each.work);
+      EXPECT_EQ(each.stream, work == nullptr ? 0 : 1) << each.name;
+      if (work == nullptr && operation.phase == Phase::kBackward && !sums.empty()) {
+        ++beside_backward;
+      }
+      if (work == nullptr || work->kind != runtime::Collective::kAllReduce) continue;
+      sums.insert(static_cast<int>(i));
+      waiting += each.depends_on.empty() ? 0 : 1;
+    }
+    EXPECT_GT(sums.size(), 4u);
+    EXPECT_GE(waiting + 1, sums.size());  // the last writer of one may be that of the one before
+    EXPECT_GT(beside_backward, 10);
+    EXPECT_TRUE(waited.contains(*sums.rbegin()));
+    const auto updated = std::ranges::find_if(program.steps(), [](const runtime::Step& each) {
+      const auto* kernel = std::get_if<runtime::KernelWork>(&each.work);
+      return kernel != nullptr && std::string(kernel->spec.entry) == "flash_opt_adamw";
+    });
+    ASSERT_NE(updated, program.steps().end());
+    const auto& adamw = std::get<runtime::KernelWork>(updated->work);
+    const OwnedRange& own = plan->owned.front();
+    EXPECT_EQ(own.begin > 0, mode == ParallelMode::kSharded);
+    EXPECT_EQ(adamw.shape.grid_x, (own.end - own.begin + 2047) / 2048);
+    int seen = 0;
+    for (const auto& pointer : adamw.parameters.pointers()) {
+      if (pointer.place.buffer == kValues) seen += pointer.place.offset_bytes == 4 * own.begin;
+      if (pointer.place.buffer == kFirstMoments) seen += pointer.place.offset_bytes == 0;
+    }
+    EXPECT_EQ(seen, 2);
+  }
 }
 
 // One sequence's heads are a batch of products whose matrices lie a head apart.

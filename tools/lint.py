@@ -88,7 +88,8 @@ MAY_INCLUDE = {
     "src/profile/": ("include/", "src/base/", "src/runtime/", "src/api/", "src/lab/",
                      "src/train/", "src/profile/"),
     # Of the lab only its door: what stands behind it can change without the command line.
-    "src/cli/": ("include/", "cases/", "src/base/", "src/dist/start/", "src/dist/launch/launcher.h",
+    "src/cli/": ("include/", "cases/", "src/base/", "src/dist/start/", "src/dist/gpus/",
+                 "src/dist/launch/launcher.h",
                  "src/lab/lab.h", "src/train/", "src/profile/", "src/cli/"),
     "src/cuda/kernels/ptx/": ("src/cuda/kernels/ptx/",),
     "src/cuda/kernels/tile/": ("src/cuda/kernels/ptx/", "src/cuda/kernels/tile/",

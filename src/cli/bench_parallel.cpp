@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/json.h"
 #include "cli/command.h"
@@ -42,8 +43,18 @@ std::vector<train::ParallelOptions> parallel_modes_of(const Arguments& arguments
   return out;
 }
 
+// What is the same in all rows.
+struct Table {
+  double tokens = 0;                              // of a step
+  std::optional<train::OneRankTimes> one_rank{};  // on GPUs
+};
+
+double share_of(double part, double whole) {
+  return whole > 0 ? part / whole : 0;
+}
+
 Json row_of_mode(const train::ParallelOptions& parallel, const train::ParallelTimes& times,
-                 double tokens) {
+                 const Table& table) {
   Json out;
   out["mode"] = to_string(parallel.mode);
   if (has_buckets(parallel.mode)) out["bucket_bytes"] = parallel.bucket_bytes;
@@ -51,10 +62,16 @@ Json row_of_mode(const train::ParallelOptions& parallel, const train::ParallelTi
   out["forward_ms"] = times.forward_ms;
   out["backward_ms"] = times.backward_ms;
   out["optimizer_ms"] = times.optimizer_ms;
-  out["tokens_per_s"] = tokens / times.step_ms * 1e3;
+  out["tokens_per_s"] = table.tokens / times.step_ms * 1e3;
   out["communication_ms"] = times.communication_ms;
   out["exposed_ms"] = times.exposed_ms();
-  out["efficiency"] = times.without_ms / times.step_ms;
+  out["efficiency"] = share_of(times.without_ms, times.step_ms);
+  if (table.one_rank) {
+    out["gradients_ms"] = times.gradients_ms;
+    out["of_one_rank"] = {
+        {"step", share_of(table.one_rank->step_ms, times.step_ms)},
+        {"gradients", share_of(table.one_rank->gradients_ms, times.gradients_ms)}};
+  }
   for (int role = 0; role < train::kRoles; ++role) {
     out["bytes"][to_string(static_cast<train::Role>(role))] =
         times.bytes[static_cast<std::size_t>(role)];
@@ -64,19 +81,62 @@ Json row_of_mode(const train::ParallelOptions& parallel, const train::ParallelTi
   return out;
 }
 
+void print_heading(const Table& table) {
+  const std::string gpus = table.one_rank
+                               ? fmt::format(" {:>9} {:>7} {:>7}", "f + b ms", "of one", "step")
+                               : std::string();
+  print_line(fmt::format("{:16} {:>9} {:>9} {:>9} {:>9} {:>10} {:>9} {:>9} {:>7}{}  {}", "mode",
+                         "step ms", "forward", "backward", "optimizer", "tokens/s", "sent ms",
+                         "exposed", "eff.", gpus, "parameters + gradients + moments of a rank"));
+  if (!table.one_rank) return;
+  print_line(fmt::format("{:16} {:9.2f} {:>69} {:9.2f}", "one rank", table.one_rank->step_ms, "",
+                         table.one_rank->gradients_ms));
+}
+
 void print_mode(const train::ParallelOptions& parallel, const train::ParallelTimes& times,
-                double tokens) {
+                const Table& table) {
   const auto bytes = [&](train::Role role) {
     return lab::format_bytes(static_cast<double>(times.bytes[static_cast<std::size_t>(role)]));
   };
+  std::string gpus;
+  if (table.one_rank) {
+    gpus = fmt::format(" {:9.2f} {:6.1f}% {:6.1f}%", times.gradients_ms,
+                       100 * share_of(table.one_rank->gradients_ms, times.gradients_ms),
+                       100 * share_of(table.one_rank->step_ms, times.step_ms));
+  }
   print_line(fmt::format(
-      "{:16} {:9.2f} {:9.2f} {:9.2f} {:9.2f} {:10.0f} {:9.2f} {:9.2f} {:6.1f}%"
+      "{:16} {:9.2f} {:9.2f} {:9.2f} {:9.2f} {:10.0f} {:9.2f} {:9.2f} {:6.1f}%{}"
       "  {} + {} + {}, {} in all",
       words_of_mode(parallel), times.step_ms, times.forward_ms, times.backward_ms,
-      times.optimizer_ms, tokens / times.step_ms * 1e3, times.communication_ms, times.exposed_ms(),
-      100 * times.without_ms / times.step_ms, bytes(train::Role::kParameter),
-      bytes(train::Role::kGradient), bytes(train::Role::kOptimizerState),
-      lab::format_bytes(static_cast<double>(times.held))));
+      times.optimizer_ms, table.tokens / times.step_ms * 1e3, times.communication_ms,
+      times.exposed_ms(), 100 * share_of(times.without_ms, times.step_ms), gpus,
+      bytes(train::Role::kParameter), bytes(train::Role::kGradient),
+      bytes(train::Role::kOptimizerState), lab::format_bytes(static_cast<double>(times.held))));
+}
+
+train::StepOptions step_options_of(const Arguments& arguments, const train::Ranks& ranks) {
+  train::StepOptions out;
+  if (arguments.has("--batch") && arguments.has("--batch-per-rank")) {
+    fail_usage("--batch beside --batch-per-rank: the batch of all ranks or of one; leave one away");
+  }
+  out.batch = whole(arguments, "--batch", 12, 1, kMaxSize);
+  if (arguments.has("--batch-per-rank")) {
+    out.batch = ranks.size() * whole(arguments, "--batch-per-rank", 1, 1, kMaxSize);
+  }
+  out.context = whole(arguments, "--context", 0, 1, kMaxSize);
+  out.shares = out.ranks = ranks.size();
+  out.rank = ranks.rank();
+  out.precision = precision_of(arguments, train::Precision::kFp32);
+  return out;
+}
+
+void write_rows(const std::string& file, const Json& out) {
+  const std::string text = base::json_text(out, 1) + "\n";
+  if (file == "-") {
+    print(text);
+  } else if (const Status s = train::write_file(file, text); !s.ok()) {
+    fail(s.message());
+  }
 }
 
 }  // namespace
@@ -90,40 +150,57 @@ int run_bench_parallel(const Arguments& arguments) {
         "bench parallel times several ranks; start them: flashlab launch -n 2 bench parallel");
   }
   const Context context = make_context(arguments);
+  connect_gpus(started, context, {.beside_kernels = true});
   const Result<train::ModelConfig> model =
       train::find_model(arguments.value("--size").value_or("tiny"));
   if (!model.ok()) fail_usage("--size " + model.status().message());
-  train::StepOptions options;
-  options.batch = whole(arguments, "--batch", 12, 1, kMaxSize);
-  options.shares = options.ranks = ranks.size();
-  options.rank = ranks.rank();
-  options.precision = precision_of(arguments, train::Precision::kFp32);
-  const int warmup = static_cast<int>(whole(arguments, "--warmup", 2, 0, 1000));
-  const int repeats = static_cast<int>(whole(arguments, "--repeats", 10, 1, 100000));
+  train::StepOptions options = step_options_of(arguments, ranks);
+  options.gpu = ranks.gpus != nullptr;
+  if (options.context == 0) options.context = model->context;
+  const train::BenchCounts counts = {
+      .warmup = static_cast<int>(whole(arguments, "--warmup", 2, 0, 1000)),
+      .repeats = static_cast<int>(whole(arguments, "--repeats", 10, 1, 100000))};
   const auto file = arguments.value("--json");
   const bool prints = ranks.leads() && file != "-";
-  const double tokens = static_cast<double>(options.batch * model->context);
+  Table table = {.tokens = static_cast<double>(options.batch * options.context)};
   if (prints) {
     print_line(fmt::format("bench parallel · {} · batch {} x {} ({} a rank) · {} · {} ranks · {}\n",
-                           model->name, options.batch, model->context, options.batch / ranks.size(),
-                           to_string(options.precision), ranks.size(), device_words(context)));
-    print_line(fmt::format("{:16} {:>9} {:>9} {:>9} {:>9} {:>10} {:>9} {:>9} {:>7}  {}", "mode",
-                           "step ms", "forward", "backward", "optimizer", "tokens/s", "sent ms",
-                           "exposed", "eff.", "parameters + gradients + moments of a rank"));
+                           model->name, options.batch, options.context,
+                           options.batch / ranks.size(), to_string(options.precision), ranks.size(),
+                           device_words(context)));
   }
+  if (options.gpu) {
+    const Result<train::OneRankTimes> one =
+        train::time_one_rank(context, ranks, *model, options, counts);
+    if (!one.ok()) fail_among(ranks, one.status());
+    table.one_rank = *one;
+  }
+  if (prints) print_heading(table);
   Json rows = Json::array();
   for (const train::ParallelOptions& mode : modes) {
     ranks.parallel = mode;
     const Result<train::ParallelTimes> times =
-        train::time_parallel(context, ranks, *model, options, warmup, repeats);
+        train::time_parallel(context, ranks, *model, options, counts);
+    if (!times.ok() && times.status().code() == StatusCode::kOutOfMemory) {
+      if (prints)
+        print_line(fmt::format("{:16} {}", words_of_mode(mode), times.status().message()));
+      rows.push_back({{"mode", to_string(mode.mode)}, {"error", times.status().message()}});
+      continue;
+    }
     if (!times.ok()) fail_among(ranks, times.status());
-    if (prints) print_mode(mode, *times, tokens);
-    rows.push_back(row_of_mode(mode, *times, tokens));
+    if (prints) print_mode(mode, *times, table);
+    rows.push_back(row_of_mode(mode, *times, table));
   }
   if (prints) {
     print_line(
         "\nsent: all collectives of rank 0, waiting for others included. exposed: the step less "
         "the same list without\ncollectives; eff.: that list's time over the step's.");
+    if (table.one_rank) {
+      print_line(
+          "one rank: its part of the batch alone, while the others do the same; f + b: forward and "
+          "backward with what is\nsent; of one, step: one rank's time of it, and of the whole "
+          "step, over the mode's.");
+    }
   }
   if (!ranks.leads() || !file) return kExitOk;
   Json out;
@@ -132,15 +209,15 @@ int run_bench_parallel(const Arguments& arguments) {
   out["ranks"] = ranks.size();
   out["batch"] = options.batch;
   out["batch_per_rank"] = options.batch / ranks.size();
+  out["context"] = options.context;
   out["precision"] = to_string(options.precision);
   out["device"] = device_words(context);
-  out["rows"] = rows;
-  const std::string text = base::json_text(out, 1) + "\n";
-  if (*file == "-") {
-    print(text);
-  } else if (const Status s = train::write_file(*file, text); !s.ok()) {
-    fail(s.message());
+  if (table.one_rank) {
+    out["one_rank"] = {{"step_ms", table.one_rank->step_ms},
+                       {"gradients_ms", table.one_rank->gradients_ms}};
   }
+  out["rows"] = rows;
+  write_rows(*file, out);
   return kExitOk;
 }
 

@@ -219,13 +219,14 @@ int take_part(const Context& context, const std::vector<Group>& groups,
 }  // namespace
 
 int run_bench_step(const Arguments& arguments) {
-  const TrainingRanks started = training_ranks(arguments);
+  TrainingRanks started = training_ranks(arguments);
   const train::Ranks& ranks = started.ranks;
   if (ranks.size() > 1 && arguments.has("--peers")) {
     fail_usage("--peers with several ranks; bench step compares one device with PyTorch");
   }
   const Context context =
       make_context(arguments, ranks.size() > 1 ? DefaultDevice::kCpu : DefaultDevice::kGpuIfThere);
+  connect_gpus(started, context, {.beside_kernels = true});
   Sweep sweep(arguments, context, ranks);
   const std::vector<Group> groups = sweep.groups();
   lab::StepBenchOptions options;

@@ -188,7 +188,7 @@ std::vector<FlagSpec> flags_of_runs() {
 
       {"--device", "", "DEVICE", kValue,
        kShaped | kCheck | kSubjects | kInfo | kBenchStep | kCheckStep | kTrain | kProfileStep |
-           kMonitor | kGenerate | kEvaluate | kBenchPrecision,
+           kMonitor | kGenerate | kEvaluate | kBenchPrecision | kCheckParallel | kBenchParallel,
        kExecution,
        "cpu or cuda[:N] (default: the GPU where there is one that can run what is asked, else cpu; "
        "check, generate, info, bench collective and weighted-sum: cpu)"},

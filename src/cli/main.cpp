@@ -15,8 +15,8 @@
 #include "cli/failure.h"
 #include "cli/help.h"
 #include "cli/idle_flags.h"
+#include "cli/ranks.h"
 #include "cli/terminal.h"
-#include "dist/start/join.h"
 #include "flashlab/version.h"
 #include "lab/lab.h"
 #include "train/cpu/product.h"
@@ -129,11 +129,7 @@ int run(int argc, char** argv) {
   try {
     return dispatch(std::vector<std::string>(argv + 1, argv + std::max(argc, 1)));
   } catch (const Failure& failure) {
-    // A launcher makes one message of what its ranks say.
-    if (!dist::report_to_launcher(failure.exit_code, failure.of_another_rank, failure.text) &&
-        !failure.silent) {
-      note(failure.text);
-    }
+    tell_of(failure);
     return failure.exit_code;
   } catch (const std::bad_alloc&) {
     note("out of memory outside any measurement; use a smaller problem or end other programs");

@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <utility>
 
+#include "cli/terminal.h"
 #include "cli/values.h"
 #include "dist/start/join.h"
 
@@ -68,12 +71,6 @@ TrainingRanks training_ranks(const Arguments& arguments) {
     }
     return {};
   }
-  if (arguments.value("--device").value_or("cpu") != "cpu") {
-    fail_usage(
-        fmt::format("--device {} with {} ranks; this version trains in ranks on CPUs alone: "
-                    "--device cpu",
-                    *arguments.value("--device"), world->size));
-  }
   // Before ranks meet: a refusal needs nobody.
   const train::ParallelOptions parallel = parallel_options(arguments);
   const std::int64_t timeout = timeout_of(arguments, kTimeoutS);
@@ -90,13 +87,40 @@ TrainingRanks ranks_of(const Arguments& arguments) {
   return joined(*world, arguments, timeout_of(arguments, kFirstTimeoutS));
 }
 
-void fail_among(const train::Ranks& ranks, const Status& status) {
-  if (ranks.group != nullptr && !ranks.group->failure().ok()) {
-    throw Failure{kExitFailure, ranks.group->failure().message(), /*of_another_rank=*/true,
-                  /*silent=*/!ranks.group->tells_of_failure()};
+void connect_gpus(TrainingRanks& started, const Context& context,
+                  const dist::ChoiceOptions& options) {
+  if (started.group == nullptr || context.device().kind != DeviceKind::kCuda) return;
+  auto between = dist::gpu_transports(context.device(), *started.group, options);
+  if (!between.ok()) fail_among(started.ranks, between.status());
+  started.between = std::move(*between);
+  started.ranks.gpus = started.between.chosen.get();
+  if (started.ranks.gpus != nullptr) return;
+  throw Failure{
+      kExitUsage,
+      fmt::format("there is no way between the ranks' GPUs: {}; {}",
+                  started.between.nccl_status.message(), started.between.copies_status.message()),
+      false, !started.ranks.leads()};
+}
+
+void tell_of(const Failure& failure) {
+  // A launcher makes one message of what its ranks say.
+  if (!dist::report_to_launcher(failure.exit_code, failure.of_another_rank, failure.text) &&
+      !failure.silent) {
+    note(failure.text);
   }
+}
+
+void fail_among(const train::Ranks& ranks, const Status& status, std::optional<int> code) {
   // What all ranks found together is told by the first, where no launcher listens.
-  throw Failure{exit_code_of(status), status.message(), false, !ranks.leads()};
+  Failure failure = {code.value_or(exit_code_of(status)), status.message(), false, !ranks.leads()};
+  if (ranks.group != nullptr && !ranks.group->failure().ok()) {
+    failure = {kExitFailure, ranks.group->failure().message(), /*of_another_rank=*/true,
+               /*silent=*/!ranks.group->tells_of_failure()};
+  }
+  if (ranks.gpus == nullptr) throw failure;
+  tell_of(failure);
+  std::fflush(nullptr);
+  std::_Exit(failure.exit_code);  // lint: allow(exits) because destructors would wait for the GPU
 }
 
 }  // namespace flashlab::cli

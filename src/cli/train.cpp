@@ -243,21 +243,11 @@ std::string words_of_divergence(const train::TrainOutcome& outcome) {
       outcome.steps);
 }
 
-// Whatever its kind, a run that had begun fails with code 1.
-[[noreturn]] void fail_of_run(const train::Ranks& ranks, const Status& status) {
-  try {
-    fail_among(ranks, status);
-  } catch (Failure& failure) {
-    failure.exit_code = kExitFailure;
-    throw;
-  }
-}
-
 // Of the ranks beside rank 0: their part, and nothing else.
 int take_part(train::Trainer& trainer, const train::Ranks& ranks) {
   train::TrainObserver nobody;
   const Result<train::TrainOutcome> outcome = trainer.run(nobody, interrupted());
-  if (!outcome.ok()) fail_of_run(ranks, outcome.status());
+  if (!outcome.ok()) fail_among(ranks, outcome.status(), kExitFailure);
   if (outcome->diverged) {
     throw Failure{kExitFailure, words_of_divergence(*outcome), false, /*silent=*/true};
   }
@@ -267,10 +257,11 @@ int take_part(train::Trainer& trainer, const train::Ranks& ranks) {
 }  // namespace
 
 int run_train(const Arguments& arguments) {
-  const TrainingRanks started = training_ranks(arguments);
+  TrainingRanks started = training_ranks(arguments);
   const train::Ranks& ranks = started.ranks;
   const Context context = make_context(
       arguments, ranks.group == nullptr ? DefaultDevice::kGpuIfThere : DefaultDevice::kCpu);
+  connect_gpus(started, context, {.beside_kernels = true});
   const std::unique_ptr<train::Trainer> trainer = make_trainer(arguments, context, ranks);
   if (!ranks.leads()) return take_part(*trainer, ranks);
   print_header(*trainer, context, ranks);
@@ -278,7 +269,7 @@ int run_train(const Arguments& arguments) {
   if (arguments.has("--resume")) progress.read_log(trainer->folder() / "log.jsonl");
   Result<train::TrainOutcome> outcome = trainer->run(progress, interrupted());
   progress.clear();
-  if (!outcome.ok()) fail_of_run(ranks, outcome.status());
+  if (!outcome.ok()) fail_among(ranks, outcome.status(), kExitFailure);
   if (const Status s = train::write_file(trainer->folder() / "loss.svg", progress.curve());
       !s.ok()) {
     fail(s.message());

@@ -154,8 +154,12 @@ std::string run_step(Kernels& kernels, const runtime::Program& program, const ru
     std::memset(program.address(call, memset->target), memset->value, memset->bytes);
     return "";
   }
+  if (const auto* copy = std::get_if<runtime::CopyWork>(&step.work)) {
+    std::memmove(program.address(call, copy->to), program.address(call, copy->from), copy->bytes);
+    return "";
+  }
   const auto* kernel = std::get_if<runtime::KernelWork>(&step.work);
-  if (kernel == nullptr) return step.name + ": neither a kernel nor a memset";
+  if (kernel == nullptr) return step.name + ": neither a kernel, a memset nor a copy";
   std::string error;
   const std::vector<std::byte> arguments = parameters_of(program, kernel->parameters, call, error);
   if (!error.empty()) return step.name + ": " + error;

@@ -228,10 +228,12 @@ Status CopiesCommunicator::carry_out(const CollectiveCall& call) {
   if (size() == 1) {
     return copy(cuda::pointer_of(call.to), cuda::pointer_of(call.from), call.bytes, stream);
   }
-  if (!gpu_sums(call.dtype)) {
-    return Status::unsupported({fmt::format("{} by copies", to_string(call.kind)),
-                                flashlab::to_string(call.dtype), "fp32, fp16 or bf16",
-                                "the transport nccl adds it"});
+  if (!gpu_sums(device_.info(), call.dtype)) {
+    return Status::unsupported(
+        {fmt::format("{} by copies", to_string(call.kind)),
+         fmt::format("{} on {}", flashlab::to_string(call.dtype), device_.info().name),
+         "fp64 or fp32; from compute capability 8.0 on also fp16 or bf16",
+         "the transport nccl adds it"});
   }
   bool& prepared = prepared_[static_cast<std::size_t>(call.dtype)];
   if (!prepared) {

@@ -385,9 +385,22 @@ Status Segment::look_around(int awaited, double waited_s) {
     return fail(fmt::format("{} has ended; {}", words(rank), who_is_where()));
   }
   if (waited_s < options_.timeout_s) return {};
+  if (awaited == options_.rank) {
+    return fail(fmt::format("{} waits for its GPU, where nothing went on for {:g} s; {}",
+                            words(awaited), options_.timeout_s, who_is_where()));
+  }
   return fail(fmt::format("{} did not come within {:g} s{}; {}", words(awaited), options_.timeout_s,
                           is_stopped(slots_[awaited].pid) ? ", it is stopped (SIGSTOP)" : "",
                           who_is_where()));
+}
+
+// Who has begun the fewest collectives is waited for.
+Status Segment::look(double waited_s) {
+  int last = options_.rank;
+  for (int rank = 0; rank < options_.size; ++rank) {
+    if (!reached(slots_[rank].entered, slots_[last].entered)) last = rank;
+  }
+  return look_around(last, waited_s);
 }
 
 std::string Segment::words(int rank) const {

@@ -116,6 +116,10 @@ class Segment {
   /// Until `rank` has come so far. Errors: those of `failure`.
   Status wait_for(int rank, Count count, std::uint32_t value);
 
+  /// For who waits elsewhere, for so long: all ranks are there, none is late. Errors: those of
+  /// `failure`.
+  Status look(double waited_s);
+
   /// Ends the group, once: the first rank that calls it tells why. Gives what was told.
   Status fail(const std::string& why);
   /// Not ok once the group has ended.

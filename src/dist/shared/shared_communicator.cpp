@@ -49,11 +49,13 @@ class SharedCommunicator final : public runtime::Communicator {
   void begin_step(std::int64_t step, double timeout_s) noexcept override {
     segment_->begin_step(step, timeout_s);
   }
+  Status watch(const runtime::StreamProgress& progress) override;
   Status failure() const override { return segment_->failure(); }
   bool tells_of_failure() const noexcept override { return segment_->tells_of_failure(); }
 
  private:
   Status carry_out(const CollectiveCall& call) override;
+  void enter(Collective kind, std::string_view name, std::uint32_t more);
 
   /// `write(i, staged)` copies this rank's piece of round i to where the others read it, `read(i)`
   /// takes what all have written. A rank writes ahead of what it reads as far as there is room.
@@ -472,13 +474,25 @@ Status SharedCommunicator::directly(const CollectiveCall& call) {
   return status;
 }
 
+// For messages: this rank has begun so many more.
+void SharedCommunicator::enter(Collective kind, std::string_view name, std::uint32_t more) {
+  RankSlot& slot = segment_->slot(rank());
+  slot.kind = kind;
+  const std::size_t length = name.copy(slot.name, sizeof slot.name - 1);
+  slot.name[length] = '\0';
+  slot.entered = collectives_ += more;
+}
+
+Status SharedCommunicator::watch(const runtime::StreamProgress& progress) {
+  // Looks at locks are calls of the system.
+  constexpr double kLookAfterS = 0.05;
+  if (progress.entered > 0) enter(progress.kind, progress.name, progress.entered);
+  return progress.waited_s < kLookAfterS ? failure() : segment_->look(progress.waited_s);
+}
+
 Status SharedCommunicator::carry_out(const CollectiveCall& call) {
   if (Status status = segment_->failure(); !status.ok()) return status;
-  RankSlot& slot = segment_->slot(rank());
-  slot.kind = call.kind;
-  const std::size_t length = call.name.copy(slot.name, sizeof slot.name - 1);
-  slot.name[length] = '\0';
-  slot.entered = ++collectives_;
+  enter(call.kind, call.name, 1);
   const auto nothing = [](std::size_t) { return Status(); };
   if (call.bytes == 0 || call.kind == Collective::kBarrier) {
     return in_rounds(

@@ -18,16 +18,19 @@ using runtime::Communicator;
 class ChosenCommunicator final : public Communicator {
  public:
   ChosenCommunicator(Communicator& control, Communicator* nccl, Communicator* copies,
-                     bool sums_of_nccl)
+                     const ChoiceOptions& options)
       : Communicator(control.rank(), control.size()),
         control_(control),
         nccl_(nccl),
         copies_(copies),
-        sums_of_nccl_(sums_of_nccl) {}
+        options_(options) {}
 
   std::string_view transport() const noexcept override { return "auto"; }
   std::string_view way(const CollectiveCall& call) const noexcept override {
     return chosen(call).transport();
+  }
+  Status watch(const runtime::StreamProgress& progress) override {
+    return control_.watch(progress);
   }
   Status failure() const override { return control_.failure(); }
   bool tells_of_failure() const noexcept override { return control_.tells_of_failure(); }
@@ -44,19 +47,18 @@ class ChosenCommunicator final : public Communicator {
   Communicator& chosen(const CollectiveCall& call) const noexcept {
     if (call.kind == Collective::kBarrier) return control_;
     if (nccl_ == nullptr || copies_ == nullptr) return copies_ != nullptr ? *copies_ : *nccl_;
-    if (runtime::adds(call.kind)) {
-      if (call.dtype == DType::kFp64) return *nccl_;
-      if (!sums_of_nccl_) return *copies_;
-    }
+    if (runtime::adds(call.kind) && !options_.sums_of_nccl) return *copies_;
     const bool parts = call.kind != Collective::kAllReduce && call.kind != Collective::kBroadcast;
     const std::size_t whole = call.bytes * (parts ? static_cast<std::size_t>(size()) : 1);
-    return whole >= copies_from(call.kind) ? *copies_ : *nccl_;
+    constexpr std::size_t kBeside = std::size_t{1} << 20;
+    const std::size_t from = options_.beside_kernels ? kBeside : copies_from(call.kind);
+    return whole >= from ? *copies_ : *nccl_;
   }
 
   Communicator& control_;
   Communicator* nccl_;
   Communicator* copies_;
-  bool sums_of_nccl_;
+  ChoiceOptions options_;
 };
 
 }  // namespace
@@ -117,8 +119,9 @@ std::size_t copies_from(Collective kind) noexcept {
 }
 
 std::unique_ptr<Communicator> chosen_communicator(Communicator& control, Communicator* nccl,
-                                                  Communicator* copies, bool sums_of_nccl) {
-  return std::make_unique<ChosenCommunicator>(control, nccl, copies, sums_of_nccl);
+                                                  Communicator* copies,
+                                                  const ChoiceOptions& options) {
+  return std::make_unique<ChosenCommunicator>(control, nccl, copies, options);
 }
 
 }  // namespace flashlab::dist

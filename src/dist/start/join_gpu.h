@@ -23,12 +23,18 @@ Status check_gpus(const cuda::GpuDevice& device, runtime::Communicator& control)
 /// NCCL's kernels. As measured (bench/results/gpu/h200-x2-collectives.json).
 std::size_t copies_from(runtime::Collective kind) noexcept;
 
-/// By size one of the two, which outlive it: copies where they win, else NCCL. `sums_of_nccl`:
-/// NCCL's own sums may be taken; else every sum but fp64's is ours, whatever its size. One of the
-/// two may be missing.
+/// What a communicator between GPUs is chosen for.
+struct ChoiceOptions {
+  bool sums_of_nccl = true;  ///< else every sum is ours, whatever its size
+  bool beside_kernels =
+      false;  ///< what runs beside keeps its multiprocessors: copies from 1 MiB on
+};
+
+/// By size one of the two, which outlive it: copies where they win, else NCCL. One of the two may
+/// be missing.
 std::unique_ptr<runtime::Communicator> chosen_communicator(runtime::Communicator& control,
                                                            runtime::Communicator* nccl,
                                                            runtime::Communicator* copies,
-                                                           bool sums_of_nccl = true);
+                                                           const ChoiceOptions& options = {});
 
 }  // namespace flashlab::dist

@@ -10,7 +10,7 @@ namespace {
 constexpr int kAccessBytes = 16;
 
 int widest_pack(DType dtype) {
-  return kAccessBytes / static_cast<int>(size_of(dtype));
+  return dtype == DType::kFp64 ? 1 : kAccessBytes / static_cast<int>(size_of(dtype));
 }
 
 }  // namespace
@@ -24,15 +24,19 @@ cuda::KernelSpec gpu_sum_kernel(int parts, DType dtype, bool wide) {
                                       : "kFp32")
       .integer("kParts", parts)
       .integer("kPack", wide ? widest_pack(dtype) : 1);
-  return {"dist/sum.cu", "flash_rank_sum", config.text(), {}};
+  const char* entry = dtype == DType::kFp64 ? "flash_rank_sum_fp64" : "flash_rank_sum";
+  return {"dist/sum.cu", entry, config.text(), {}};
 }
 
-bool gpu_sums(DType dtype) noexcept {
-  return dtype == DType::kFp32 || dtype == DType::kFp16 || dtype == DType::kBf16;
+// Packs of 16-bit elements (train/packs.h) begin with sm_80.
+bool gpu_sums(const cuda::DeviceInfo& device, DType dtype) noexcept {
+  if (dtype == DType::kFp32 || dtype == DType::kFp64) return true;
+  return device.major >= 8 && (dtype == DType::kFp16 || dtype == DType::kBf16);
 }
 
 Status prepare_gpu_sum(const cuda::GpuDevice& device, int parts, DType dtype) {
   for (const bool wide : {true, false}) {
+    if (wide && widest_pack(dtype) == 1) continue;
     const auto kernel = cuda::load_kernel(device, gpu_sum_kernel(parts, dtype, wide));
     if (!kernel.ok()) return kernel.status();
   }

@@ -75,6 +75,7 @@ std::vector<KernelVariant> instrument_variants(const cuda::DeviceInfo& device) {
     }
   }
   for (const DType dtype : kStandaloneTypes) {
+    if (!dist::gpu_sums(device, dtype)) continue;
     for (const bool wide : {true, false}) {
       out.push_back(variant_of("rank-sum", to_string(dtype), dist::gpu_sum_kernel(3, dtype, wide),
                                dist::kGpuSumThreads,
@@ -85,6 +86,9 @@ std::vector<KernelVariant> instrument_variants(const cuda::DeviceInfo& device) {
                                kExchangeThreads, "what ranks exchange"));
     }
   }
+  out.push_back(variant_of("rank-sum", to_string(DType::kFp64),
+                           dist::gpu_sum_kernel(3, DType::kFp64, false), dist::kGpuSumThreads,
+                           "parts of three ranks, one"));
   for (const DType dtype : kStandaloneTypes) {
     for (const Precision precision : {Precision::kIeee, Precision::kTf32}) {
       const bool tf32 = precision == Precision::kTf32;

@@ -53,6 +53,14 @@ struct CollectiveCall {
   void* stream = nullptr;   ///< of a GPU, where the call is enqueued; a processor has returned
 };
 
+/// How far the collectives of a GPU's stream are, as its host sees it.
+struct StreamProgress {
+  std::uint32_t entered = 0;  ///< since the last look
+  Collective kind = Collective::kBarrier;
+  std::string_view name{};  ///< of the last one entered
+  double waited_s = 0;      ///< since anything went on
+};
+
 /// The ranks of one group, seen by one of them. One call at a time. On GPUs a call is enqueued on
 /// its stream, and may be captured once one of its kind and size has run before.
 ///
@@ -92,6 +100,10 @@ class Communicator {
   /// From here on: the step under way, which messages name (0: none), and how long a rank may keep
   /// the others waiting. All ranks call it between collectives.
   virtual void begin_step(std::int64_t /*step*/, double /*timeout_s*/) noexcept {}
+
+  /// While this process waits for a stream with collectives: says how far it is and looks whether
+  /// all ranks are there. Errors: those of `failure`.
+  virtual Status watch(const StreamProgress& /*progress*/) { return failure(); }
 
   /// Not ok once a rank was lost, or came with another call.
   virtual Status failure() const = 0;

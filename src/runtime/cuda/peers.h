@@ -22,6 +22,8 @@ struct CUipcMemHandle {
 
 inline constexpr unsigned kIpcLazyPeerAccess = 1;
 inline constexpr unsigned kWaitEqual = 1;
+/// Of a stream: the driver takes the highest that it has.
+inline constexpr int kHighestPriority = -1000;
 
 /// Function, exported symbol, type.
 // clang-format off
@@ -38,7 +40,8 @@ inline constexpr unsigned kWaitEqual = 1;
     CUresult(CUstream, CUdeviceptr, std::uint32_t, unsigned))                                     \
   X(cuStreamWaitValue32, "cuStreamWaitValue32_v2",                                                \
     CUresult(CUstream, CUdeviceptr, std::uint32_t, unsigned))                                     \
-  X(cuStreamQuery, "cuStreamQuery", CUresult(CUstream))
+  X(cuStreamQuery, "cuStreamQuery", CUresult(CUstream))                                           \
+  X(cuStreamCreateWithPriority, "cuStreamCreateWithPriority", CUresult(CUstream*, unsigned, int))
 // clang-format on
 
 struct PeerFunctions {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <future>
 
+#include "runtime/cuda/peers.h"
 #include "runtime/guard.h"
 #include "runtime/products/cublas_lt.h"
 #include "runtime/program/host_call.h"
@@ -41,14 +42,16 @@ struct Executor::Loaded {
     cuda::LaunchShape shape;
     const cuda::CublasLt* library = nullptr;
     const cuda::PreparedProduct* product = nullptr;
-    std::size_t first_map = 0;   ///< number of its first tensor map among the program's
-    bool block_of_last = false;  ///< its parameters are those of the kernel step before it
-    int event = kNoEvent;        ///< recorded after the step, where another stream waits for it
+    std::size_t first_map = 0;     ///< number of its first tensor map among the program's
+    bool block_of_last = false;    ///< its parameters are those of the kernel step before it
+    int event = kNoEvent;          ///< recorded after the step, where another stream waits for it
+    std::uint32_t collective = 0;  ///< its number among the program's collectives
   };
   std::vector<StepState> steps;
   std::vector<int> last_step;     ///< per stream; -1 for one without steps
   std::vector<int> event_device;  ///< per event; the first is the call's start
   std::unique_ptr<TensorMapCache> maps;
+  const cuda::PeerFunctions* peers = nullptr;  ///< of a program with collectives
 
   // Sets of events: a call of several streams borrows one, as several threads may call.
   using Events = std::vector<cuda::CUevent>;
@@ -283,16 +286,27 @@ class Executor::Run {
     const auto optional = [&](Place place) {
       return place.buffer < 0 ? nullptr : program_.address(call_, place);
     };
-    return call_.groups[index_of(work.group)]->run(
-        {.kind = work.kind,
-         .from = optional(work.from),
-         .to = optional(work.to),
-         .bytes = work.bytes,
-         .dtype = work.dtype,
-         .root = work.root,
-         .name = program_.steps()[index].name,
-         .stream =
-             here() ? nullptr : call_.streams[index_of(program_.steps()[index].stream)].handle});
+    const auto call = [&](void* stream) {
+      return call_.groups[index_of(work.group)]->run({.kind = work.kind,
+                                                      .from = optional(work.from),
+                                                      .to = optional(work.to),
+                                                      .bytes = work.bytes,
+                                                      .dtype = work.dtype,
+                                                      .root = work.root,
+                                                      .name = program_.steps()[index].name,
+                                                      .stream = stream});
+    };
+    if (here()) return call(nullptr);
+    const std::uint32_t number = 2 * loaded_.steps[index].collective;
+    if (Status s = tell(index, number + 1); !s.ok()) return s;
+    if (Status s = call(step_stream(index)); !s.ok()) return s;
+    return tell(index, number + 2);
+  }
+  Status tell(std::size_t index, std::uint32_t number) const {
+    if (call_.progress == nullptr) return {};
+    return check(loaded_.peers->cuStreamWriteValue32(step_stream(index),
+                                                     cuda::pointer_of(call_.progress), number, 0),
+                 "cuStreamWriteValue32");
   }
   CUstream step_stream(std::size_t index) const { return stream(program_.steps()[index].stream); }
 
@@ -408,7 +422,11 @@ Status Executor::load() const {
     });
   };
   const KernelWork* last = nullptr;
+  std::uint32_t collectives = 0;
   for (std::size_t i = 0; i < steps.size(); ++i) {
+    if (std::holds_alternative<CollectiveWork>(steps[i].work)) {
+      loaded->steps[i].collective = collectives++;
+    }
     loaded->last_step[index_of(steps[i].stream)] = static_cast<int>(i);
     for (const int earlier : steps[i].depends_on) {
       if (steps[index_of(earlier)].stream != steps[i].stream) waited_for[index_of(earlier)] = true;
@@ -420,6 +438,11 @@ Status Executor::load() const {
           last != nullptr && kernel->parameters.same_without_maps(last->parameters);
       last = kernel;
     }
+  }
+  if (collectives > 0) {
+    const auto peers = cuda::PeerFunctions::get();
+    if (!peers.ok()) return peers.status();
+    loaded->peers = *peers;
   }
   for (std::size_t i = 1; i < loaded->last_step.size(); ++i) {
     if (loaded->last_step[i] >= 0) waited_for[index_of(loaded->last_step[i])] = true;

@@ -91,6 +91,9 @@ struct Call {
   /// A call may bring fewer than parameters name: the others stay as planned.
   std::span<const std::uint64_t> scalars{};
   std::span<Communicator* const> groups{};  ///< of the collectives
+  /// Memory of the host that the GPU writes to as it enters the program's collective i (2 i + 1)
+  /// and as it leaves it (2 i + 2); null: nobody asks.
+  std::uint32_t* progress = nullptr;
 };
 
 class Program {

@@ -25,13 +25,17 @@ std::vector<TensorId> sums_over_rows(const Operation& operation) {
 
 ColumnSums::ColumnSums(const StepPlan& plan, const cuda::DeviceInfo& device)
     : index_(plan.operations.size(), kNone) {
-  std::vector<bool> open(plan.tensors.size(), false);  // results of the last group
+  std::vector<bool> open(plan.tensors.size(), false);   // results of the last group
+  std::vector<bool> holds(plan.tensors.size(), false);  // tensors that one of them is inside of
   const auto is_open = [&](TensorId id) { return open[static_cast<std::size_t>(id)]; };
+  const auto is_read = [&](TensorId id) {
+    return is_open(id) || holds[static_cast<std::size_t>(id)];
+  };
   std::int64_t used = 0;
   std::size_t vectors = 0;
   bool ended = true;
   for (std::size_t i = 0; i < plan.operations.size(); ++i) {
-    ended |= std::ranges::any_of(plan.operations[i].inputs, is_open);
+    ended |= std::ranges::any_of(plan.operations[i].inputs, is_read);
     ColumnSum sum{.outs = sums_over_rows(plan.operations[i])};
     if (sum.outs.empty()) continue;
     const auto& a = std::get<RowsAttributes>(plan.operations[i].attributes);
@@ -46,9 +50,16 @@ ColumnSums::ColumnSums(const StepPlan& plan, const cuda::DeviceInfo& device)
     if (ended) {
       groups_.push_back(sums_.size());
       open.assign(open.size(), false);
+      holds.assign(holds.size(), false);
       used = 0, vectors = 0, ended = false;
     }
-    for (const TensorId id : sum.outs) open[static_cast<std::size_t>(id)] = true;
+    for (const TensorId id : sum.outs) {
+      open[static_cast<std::size_t>(id)] = true;
+      holds[static_cast<std::size_t>(plan.whole_of(id))] = true;
+    }
+    // What nobody reads has its place for this operation alone.
+    ended = std::ranges::any_of(
+        sum.outs, [&](TensorId id) { return plan.tensor(id).role == Role::kTemporary; });
     sum.offset = used;
     used += (sum.bytes() + kAlignment - 1) / kAlignment * kAlignment;
     vectors += sum.outs.size();

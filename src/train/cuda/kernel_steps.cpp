@@ -22,6 +22,9 @@ constexpr int kFinishThreads = 256;  // that end it
 constexpr int kMostNormBlocks = 1024;
 constexpr int kUpdatedByBlock = 64 * 32;  // elements: a bit of decay for each 64
 constexpr std::int64_t kFactorsOffset = 8 * kMostNormBlocks;  // after the sums of the norm
+constexpr std::int64_t kChunksOffset = kFactorsOffset + 256;
+static_assert(sizeof(device::AdamWFactors) <= 256);
+static_assert(device::kNormChunk == kNormPart);
 constexpr std::int64_t kWidestNorm = 12288;
 // Shared memory of a block without asking for more, less what sums of a row take.
 constexpr std::int64_t kPartialsBytes = 48 * 1024 - 512;
@@ -109,6 +112,10 @@ int column_blocks(const RowsAttributes& a, std::int64_t element_bytes,
   return static_cast<int>(std::clamp<std::int64_t>((a.rows + 31) / 32, 1, wanted));
 }
 
+std::int64_t norm_chunks(std::int64_t elements) {
+  return div_up(elements, kNormPart);
+}
+
 std::int64_t optimizer_norm_blocks(const cuda::DeviceInfo& device) {
   return std::min(4 * device.multiprocessors, kMostNormBlocks);
 }
@@ -127,11 +134,17 @@ std::vector<std::uint32_t> decay_bits(const StepPlan& plan) {
   std::vector<std::uint32_t> out;
   for (const Operation& operation : plan.operations) {
     if (operation.kind != OperationKind::kAdamW) continue;
-    out.assign(static_cast<std::size_t>(div_up(plan.learned_end, kUpdatedByBlock)), 0);
-    for (const auto& range : std::get<AdamWAttributes>(operation.attributes).ranges) {
-      if (range.weight_decay == 0) continue;
-      for (std::int64_t i = range.begin / 64; i < div_up(range.end, 64); ++i) {
-        out[static_cast<std::size_t>(i / 32)] |= 1u << i % 32;
+    for (const OwnedRange& own : plan.owned) {
+      if (own.frozen) continue;
+      const std::size_t first = out.size();
+      out.resize(first + static_cast<std::size_t>(div_up(own.end - own.begin, kUpdatedByBlock)), 0);
+      for (const auto& range : std::get<AdamWAttributes>(operation.attributes).ranges) {
+        if (range.weight_decay == 0) continue;
+        const std::int64_t begin = std::max(range.begin, own.begin) - own.begin;
+        const std::int64_t end = std::min(range.end, own.end) - own.begin;
+        for (std::int64_t i = begin / 64; i < div_up(end, 64); ++i) {
+          out[first + static_cast<std::size_t>(i / 32)] |= 1u << i % 32;
+        }
       }
     }
   }
@@ -147,9 +160,11 @@ KernelSteps::KernelSteps(const StepPlan& plan, const std::vector<Place>& places,
       lowered(lowered),
       program(program),
       sums(plan, device) {
-  constexpr std::int64_t kOptimizerBytes = kFactorsOffset + sizeof(device::AdamWFactors);
+  // One rank that is to have several ranks' bits keeps the sums of chunks here.
+  const std::int64_t chunks = plan.any_threads ? norm_chunks(plan.learned_end) : 0;
   scratch = program.add_region(
-      "partial sums", static_cast<std::size_t>(std::max(sums.region_bytes(), kOptimizerBytes)));
+      "partial sums",
+      static_cast<std::size_t>(std::max(sums.region_bytes(), kChunksOffset + 8 * chunks)));
 }
 
 void KernelSteps::add(const Operation& operation, const Launch& launch, ParameterBlock parameters) {
@@ -321,8 +336,25 @@ Status activation(KernelSteps& k, const Operation& operation) {
 Status pointwise(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<PointwiseAttributes>(operation.attributes);
   const Element type = k.element(operation.out(Slot::kY));
+  const Element from = k.element(operation.in(Slot::kA));
+  const bool mixed =
+      a.function != Pointwise::kCopy &&
+      (from != type || (operation.has(Slot::kB) && k.element(operation.in(Slot::kB)) != type));
+  if (mixed) {
+    return Status::unsupported({"step", fmt::format("{} of two types", operation.name),
+                                "one type of its operands on a GPU",
+                                "one micro-batch a step, or --wire fp32"});
+  }
+  if (a.function == Pointwise::kCopy && from == type) {
+    k.program.add({.name = operation.name,
+                   .work = runtime::CopyWork{
+                       k.place(operation.out(Slot::kY)), k.place(operation.in(Slot::kA)),
+                       static_cast<std::size_t>(a.rows * a.width * size_of(type))}});
+    return {};
+  }
   const int vector = vector_of(a.width, size_of(type));
   ConfigPrinter config = config_of("kElement", type);
+  if (a.function == Pointwise::kCopy) config.choice("kFrom", "Element", name_of(from));
   config.integer("kFunction", static_cast<int>(a.function)).integer("kWidth", a.width);
   config.integer("kVector", vector);
   ParameterBlock block(device::PointwiseArguments{.elements = a.rows * a.width});
@@ -363,7 +395,17 @@ Status dropout(KernelSteps& k, const Operation& operation) {
   return {};
 }
 
-Status optimizer(KernelSteps& k, const Operation& operation) {
+namespace {
+
+constexpr const char* kOptimizerSource = "train/optimizer.cu";
+
+// What the optimizer's kernels share; places of ranges are still to come.
+struct Optimizer {
+  ConfigPrinter config;
+  device::OptimizerArguments arguments;
+};
+
+Optimizer optimizer_of(const KernelSteps& k, std::int64_t blocks) {
   // The norm and the update share a source, and a Config where both are there.
   AdamWAttributes a;
   LossScaleAttributes scaling{.dynamic = false};
@@ -374,20 +416,19 @@ Status optimizer(KernelSteps& k, const Operation& operation) {
     }
   }
   const Parameter& first = k.plan.parameters.front();
-  const bool has_copy = first.value != first.master;
+  const TensorId own = k.plan.owned.front().gradient;
   const Element state =
       first.first_moment == kNoTensor ? Element::kFp32 : k.element(first.first_moment);
-  const std::int64_t blocks = optimizer_norm_blocks(k.device);
   ConfigPrinter config = config_of("kParameter", k.element(first.master));
-  config.choice("kGradient", "Element", name_of(k.element(first.gradient)));
+  config.choice("kGradient", "Element",
+                name_of(k.element(own != kNoTensor ? own : first.gradient)));
   config.choice("kState", "Element", name_of(state));
   config.choice("kCopy", "Element", name_of(k.element(first.value)));
-  config.boolean("kHasCopy", has_copy);
+  config.boolean("kHasCopy", first.value != first.master);
   config.boolean("kCs336", a.convention == AdamWConvention::kCs336);
   config.boolean("kScaled", k.plan.loss_scale != kNoTensor);
   config.integer("kNormBlocks", blocks);
-  device::OptimizerArguments arguments{.elements = k.plan.learned_end,
-                                       .scale_interval = scaling.dynamic ? scaling.interval : 0,
+  device::OptimizerArguments arguments{.scale_interval = scaling.dynamic ? scaling.interval : 0,
                                        .beta1 = a.beta1,
                                        .beta2 = a.beta2,
                                        .max_norm = a.max_norm,
@@ -395,35 +436,114 @@ Status optimizer(KernelSteps& k, const Operation& operation) {
   for (const auto& range : a.ranges) {
     arguments.weight_decay = std::max(arguments.weight_decay, range.weight_decay);
   }
+  return {std::move(config), arguments};
+}
+
+// The kernel's parameters for `elements` of a range, or of everything.
+ParameterBlock block_of(const KernelSteps& k, device::OptimizerArguments arguments,
+                        std::int64_t elements, const OwnedRange& range, Place chunks,
+                        std::int64_t decay_words) {
+  const Parameter& first = k.plan.parameters.front();
+  const auto at = [&](Place arena, std::int64_t element, Element type) {
+    return shifted(arena, element * size_of(type));
+  };
+  const Element master = k.element(first.master);
+  const Place gradients =
+      range.gradient != kNoTensor
+          ? k.place(range.gradient)
+          : at(k.lowered.gradients, range.begin,
+               first.gradient == kNoTensor ? Element::kFp32 : k.element(first.gradient));
+  arguments.elements = elements;
   ParameterBlock block(arguments);
   block.pointer(FLASHLAB_AT(OptimizerArguments, scalars), k.place(k.plan.scalars))
-      .pointer(FLASHLAB_AT(OptimizerArguments, gradients), k.lowered.gradients)
-      .pointer(FLASHLAB_AT(OptimizerArguments, parameters), {kValues})
-      .pointer(FLASHLAB_AT(OptimizerArguments, copies), {kCopies})
-      .pointer(FLASHLAB_AT(OptimizerArguments, first), {kFirstMoments})
-      .pointer(FLASHLAB_AT(OptimizerArguments, second), {kSecondMoments})
+      .pointer(FLASHLAB_AT(OptimizerArguments, gradients), gradients)
+      .pointer(FLASHLAB_AT(OptimizerArguments, parameters),
+               at({kValues}, k.plan.owned_values ? range.local : range.begin, master))
+      .pointer(FLASHLAB_AT(OptimizerArguments, copies),
+               at({kCopies}, range.begin, k.element(first.value)))
+      .pointer(FLASHLAB_AT(OptimizerArguments, first), at({kFirstMoments}, range.local, master))
+      .pointer(FLASHLAB_AT(OptimizerArguments, second), at({kSecondMoments}, range.local, master))
       .pointer(FLASHLAB_AT(OptimizerArguments, sums), {k.scratch})
+      .pointer(FLASHLAB_AT(OptimizerArguments, chunks), chunks)
       .pointer(FLASHLAB_AT(OptimizerArguments, norm), k.place(k.plan.gradient_norm))
       .pointer(FLASHLAB_AT(OptimizerArguments, factors), {k.scratch, kFactorsOffset})
-      .pointer(FLASHLAB_AT(OptimizerArguments, decays), {k.lowered.constants_buffer});
+      .pointer(FLASHLAB_AT(OptimizerArguments, decays),
+               {k.lowered.constants_buffer, 4 * decay_words});
   if (k.plan.loss_scale != kNoTensor) {
     block.pointer(FLASHLAB_AT(OptimizerArguments, loss_scale), k.place(k.plan.loss_scale));
   }
-  const char* source = "train/optimizer.cu";
+  return block;
+}
+
+// Of ranges that a rank owns sums of chunks, which ranks exchange; of the whole arena, or of what
+// came together, the norm.
+void gradient_norm(KernelSteps& k, const Operation& operation, std::int64_t blocks,
+                   const Optimizer& o) {
+  const TensorId own = operation.out(Slot::kSum), all = operation.in(Slot::kSum);
+  const auto add_chunks = [&](std::int64_t elements, const OwnedRange& range, Place chunks) {
+    if (elements == 0) return;
+    k.add(operation,
+          {kOptimizerSource, "flash_opt_norm_chunks", o.config,
+           div_up(norm_chunks(elements), kNormThreads / 32), 1, kNormThreads},
+          block_of(k, o.arguments, elements, range, chunks, 0));
+  };
+  if (own != kNoTensor) {
+    // Those of other ranks are zeros here, whether they are gathered or added.
+    k.program.add(zero_step(operation.name, k.place(own), k.plan.tensor(own).bytes()));
+    for (const OwnedRange& range : k.plan.owned) {
+      if (!range.frozen) add_chunks(range.learned, range, shifted(k.place(own), 8 * range.squares));
+    }
+    return;
+  }
+  std::int64_t elements = k.plan.learned_end;
+  Place chunks = {k.scratch, kChunksOffset};
+  const bool by_chunks = all != kNoTensor || k.plan.any_threads;
+  if (all != kNoTensor) {
+    elements = k.plan.tensor(all).elements() * kNormPart;
+    chunks = k.place(all);
+  } else if (by_chunks) {
+    add_chunks(elements, {}, chunks);
+  }
+  const ParameterBlock block = block_of(k, o.arguments, elements, {}, chunks, 0);
+  k.add(operation,
+        {kOptimizerSource, by_chunks ? "flash_opt_norm_of_chunks" : "flash_opt_norm_sums", o.config,
+         blocks, 1, kNormThreads},
+        block);
+  k.add(operation, {kOptimizerSource, "flash_opt_norm_finish", o.config, 1, 1, kFinishThreads},
+        block);
+}
+
+}  // namespace
+
+Status optimizer(KernelSteps& k, const Operation& operation) {
+  const std::int64_t blocks = optimizer_norm_blocks(k.device);
+  const Optimizer o = optimizer_of(k, blocks);
   if (operation.kind == OperationKind::kLossScale) {
-    k.add(operation, {source, "flash_opt_loss_scale", config, 1, 1, 1}, std::move(block));
+    k.add(operation, {kOptimizerSource, "flash_opt_loss_scale", o.config, 1, 1, 1},
+          block_of(k, o.arguments, k.plan.learned_end, {}, {k.scratch}, 0));
     return {};
   }
   if (operation.kind == OperationKind::kGradientNorm) {
-    k.add(operation, {source, "flash_opt_norm_sums", config, blocks, 1, kNormThreads}, block);
-    k.add(operation, {source, "flash_opt_norm_finish", config, 1, 1, kFinishThreads},
-          std::move(block));
+    gradient_norm(k, operation, blocks, o);
     return {};
   }
-  k.add(operation,
-        {source, "flash_opt_adamw", config, div_up(k.plan.learned_end, kUpdatedByBlock), 1,
-         kRowThreads},
-        std::move(block));
+  std::int64_t words = 0;
+  for (const OwnedRange& range : k.plan.owned) {
+    if (range.frozen) continue;
+    const std::int64_t elements = range.end - range.begin;
+    const std::int64_t updates = div_up(elements, kUpdatedByBlock);
+    k.add(operation, {kOptimizerSource, "flash_opt_adamw", o.config, updates, 1, kRowThreads},
+          block_of(k, o.arguments, elements, range, {k.scratch}, words));
+    words += updates;
+  }
+  return {};
+}
+
+// Outputs may be what ranks add beside their gradients.
+Status clear(KernelSteps& k, const Operation& operation) {
+  for (const TensorId id : operation.outputs) {
+    k.program.add(zero_step(operation.name, k.place(id), k.plan.tensor(id).bytes()));
+  }
   return {};
 }
 

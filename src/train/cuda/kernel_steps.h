@@ -65,7 +65,6 @@ struct KernelSteps {
   runtime::Program& program;
   const ColumnSums sums;
   int scratch = -1;
-  std::int64_t micro_batch = 0;  ///< of the embedding's gradients that were appended
 };
 
 /// One function of each row of operations.inc: it prints the kernel's Config, fills its struct and

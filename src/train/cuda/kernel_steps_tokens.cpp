@@ -184,20 +184,20 @@ Status embedding_backward(KernelSteps& k, const Operation& operation) {
   const ConfigPrinter config = embedding_config(a, type, k.element(table), positions != kNoTensor);
   const Place batch = {k.lowered.batch_buffer};
   const BatchLayout& layout = k.lowered.batch;
+  const std::int64_t micro_batch = a.first / a.rows;
   ParameterBlock block(device::EmbeddingArguments{.rows = a.rows});
   block
       .pointer(FLASHLAB_AT(EmbeddingArguments, tokens),
                shifted(k.place(operation.in(Slot::kTokens)), 4 * a.first))
       .pointer(FLASHLAB_AT(EmbeddingArguments, order),
-               shifted(batch, layout.order + 4 * k.micro_batch * layout.rows))
+               shifted(batch, layout.order + 4 * micro_batch * layout.rows))
       .pointer(FLASHLAB_AT(EmbeddingArguments, starts),
-               shifted(batch, layout.starts + 4 * k.micro_batch * (layout.groups + 1)))
+               shifted(batch, layout.starts + 4 * micro_batch * (layout.groups + 1)))
       .pointer(FLASHLAB_AT(EmbeddingArguments, dx), k.place(operation.in(Slot::kDX)))
       .pointer(FLASHLAB_AT(EmbeddingArguments, dtable), k.place(table));
   if (positions != kNoTensor) {
     block.pointer(FLASHLAB_AT(EmbeddingArguments, dpositions), k.place(positions));
   }
-  ++k.micro_batch;
   const int threads = shape.slices * shape.columns;
   if (!a.accumulate) {
     k.program.add(zero_step(operation.name, k.place(table), bytes * a.vocabulary * a.width));
@@ -290,13 +290,33 @@ Status cross_entropy(KernelSteps& k, const Operation& operation) {
   return {};
 }
 
+// Whole on one rank with one share; else a sum, which ranks exchange, and its mean.
 Status mean_loss(KernelSteps& k, const Operation& operation) {
-  ParameterBlock block(
-      device::MeanLossArguments{.rows = std::get<MeanLossAttributes>(operation.attributes).rows});
-  block.pointer(FLASHLAB_AT(MeanLossArguments, losses), k.place(operation.in(Slot::kLosses)))
-      .pointer(FLASHLAB_AT(MeanLossArguments, loss), k.place(operation.out(Slot::kLoss)));
-  k.add(operation, {"train/mean_loss.cu", "flash_fwd_mean_loss", ConfigPrinter(), 1, 1, 1024},
-        std::move(block));
+  const auto& a = std::get<MeanLossAttributes>(operation.attributes);
+  const bool whole = a.shares == 1 && !operation.has(Slot::kSum) && operation.has(Slot::kLosses) &&
+                     operation.out(Slot::kSum) == kNoTensor;
+  const TensorId kept =
+      operation.has(Slot::kSum) ? operation.in(Slot::kSum) : operation.out(Slot::kSum);
+  const Place sum = kept == kNoTensor ? Place{k.scratch} : k.place(kept);
+  const auto add = [&](const char* entry, std::int64_t rows, int threads) {
+    ParameterBlock block(
+        device::MeanLossArguments{.rows = rows, .shares = static_cast<int>(a.shares)});
+    block.pointer(FLASHLAB_AT(MeanLossArguments, sum), sum);
+    if (operation.has(Slot::kLosses)) {
+      block.pointer(FLASHLAB_AT(MeanLossArguments, losses), k.place(operation.in(Slot::kLosses)));
+    }
+    if (const TensorId loss = operation.out(Slot::kLoss); loss != kNoTensor) {
+      block.pointer(FLASHLAB_AT(MeanLossArguments, loss), k.place(loss));
+    }
+    k.add(operation, {"train/mean_loss.cu", entry, ConfigPrinter(), 1, 1, threads},
+          std::move(block));
+  };
+  if (whole) {
+    add("flash_fwd_mean_loss", a.rows, 1024);
+    return {};
+  }
+  if (operation.has(Slot::kLosses)) add("flash_fwd_loss_sum", a.rows / a.shares, 1024);
+  if (operation.out(Slot::kLoss) != kNoTensor) add("flash_fwd_loss_of_sum", a.rows, 1);
   return {};
 }
 

@@ -15,7 +15,9 @@
 #include "train/cuda/attention_steps.h"
 #include "train/cuda/kernel_steps.h"
 #include "train/cuda/product_steps.h"
+#include "train/parallel/collective_work.h"
 #include "train/plan/attention_problem.h"
+#include "train/plan/order.h"
 
 namespace flashlab::train {
 namespace {
@@ -26,9 +28,23 @@ std::int64_t rounded(std::int64_t bytes) {
   return (bytes + kRegionAlignment - 1) / kRegionAlignment * kRegionAlignment;
 }
 
+// Sums of losses and of squares, in fp64, that become a result later.
+std::vector<bool> sums_on_the_way(const StepPlan& plan) {
+  std::vector<bool> out(plan.tensors.size());
+  for (const Operation& operation : plan.operations) {
+    const TensorId sum = operation.out(Slot::kSum);
+    const bool later = operation.kind == OperationKind::kMeanLoss ||
+                       operation.kind == OperationKind::kGradientNorm;
+    if (later && sum != kNoTensor) out[static_cast<std::size_t>(sum)] = true;
+  }
+  return out;
+}
+
 Status check_types(const StepPlan& plan) {
-  for (const PlanTensor& tensor : plan.tensors) {
-    if (tensor.element == Element::kFp64 && tensor.role != Role::kBatch) {
+  const std::vector<bool> on_the_way = sums_on_the_way(plan);
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+    const PlanTensor& tensor = plan.tensors[i];
+    if (tensor.element == Element::kFp64 && tensor.role != Role::kBatch && !on_the_way[i]) {
       return Status::unsupported({"precision", "fp64", "fp32, tf32, bf16 or fp16 on a GPU",
                                   "train in fp64 with --device cpu"});
     }
@@ -43,7 +59,8 @@ Status check_streams(const StepPlan& plan) {
     const bool shares_memory = is_attention(operation) || !sums_over_rows(operation).empty() ||
                                operation.kind == OperationKind::kEmbeddingBackward ||
                                operation.operation_class == OperationClass::kOptimizer;
-    if (operation.stream < 0 || (operation.stream > 0 && shares_memory)) {
+    const bool aside = operation.stream > 0 && shares_memory && !is_collective(operation);
+    if (operation.stream < 0 || aside) {
       return Status::unsupported({"step",
                                   fmt::format("{} ({}) on stream {}", operation.name,
                                               to_string(operation.kind), operation.stream),
@@ -53,43 +70,14 @@ Status check_streams(const StepPlan& plan) {
   return {};
 }
 
-// Which operations of other streams each one waits for: those that it depends on, and those whose
-// bytes of the arena it touches, one of both writing. The memory planner knows one order alone.
-class Waits {
- public:
-  Waits(const StepPlan& plan, const MemoryPlan& memory) : plan_(plan), memory_(memory) {}
-
-  std::vector<std::size_t> of(std::size_t index) const {
-    const Operation& operation = plan_.operations[index];
-    std::vector<std::size_t> out;
-    for (std::size_t earlier = 0; earlier < index; ++earlier) {
-      const Operation& other = plan_.operations[earlier];
-      if (other.stream == operation.stream) continue;
-      const bool named = std::ranges::count(operation.depends_on, static_cast<int>(earlier)) > 0;
-      const bool meet = touch(operation.outputs, other.outputs) ||
-                        touch(operation.outputs, other.inputs) ||
-                        touch(operation.inputs, other.outputs);
-      if (named || meet) out.push_back(earlier);
-    }
-    return out;
-  }
-
- private:
-  bool touch(const std::vector<Operand>& a, const std::vector<Operand>& b) const {
-    return std::ranges::any_of(a, [&](TensorId x) {
-      return std::ranges::any_of(b, [&](TensorId y) { return x == y || overlap(x, y); });
-    });
-  }
-  bool overlap(TensorId x, TensorId y) const {
-    const std::int64_t at_x = memory_.offsets[static_cast<std::size_t>(x)];
-    const std::int64_t at_y = memory_.offsets[static_cast<std::size_t>(y)];
-    return at_x >= 0 && at_y >= 0 && at_x < at_y + plan_.tensor(y).bytes() &&
-           at_y < at_x + plan_.tensor(x).bytes();
-  }
-
-  const StepPlan& plan_;
-  const MemoryPlan& memory_;
-};
+// What each operation waits for: what it depends on, and those of other streams whose bytes it
+// touches. The memory planner knows one order alone.
+Result<std::vector<Operation>> ordered(const StepPlan& plan, const MemoryPlan& memory) {
+  StepPlan copy = plan;
+  order_streams(copy, memory);
+  if (Status s = check_order(copy, memory); !s.ok()) return s;
+  return std::move(copy.operations);
+}
 
 /// Gives every tensor its place and the program its buffers.
 class Placement {
@@ -121,7 +109,9 @@ class Placement {
     places_[static_cast<std::size_t>(id)] = {slot, offset * size_of(plan_.tensor(id).element)};
   }
   void parameters() {
+    for (const OwnedRange& range : plan_.owned) put(range.value, kValues, range.local);
     for (const Parameter& parameter : plan_.parameters) {
+      if (plan_.owned_values) break;  // what reads them reads what was gathered
       put(parameter.master, kValues, parameter.offset);
       if (parameter.value != parameter.master) put(parameter.value, kCopies, parameter.offset);
       put(parameter.first_moment, kFirstMoments, parameter.offset);
@@ -185,14 +175,17 @@ class Placement {
       if (in_batch(i)) places_[i] = {out.batch_buffer, out.offsets[i]};
     }
   }
-  // What the host reads lies in front, in one range. Of a step that learns, that is not the loss of
-  // every token.
+  // What the host reads lies in front, in one range: not sums on their way to a result, and of a
+  // step that learns not the loss of every token.
   void results(LoweredStep& out) {
-    const bool learns = !plan_.parameters.empty() && plan_.parameters.front().gradient != kNoTensor;
+    const bool learns =
+        !plan_.parameters.empty() && (plan_.parameters.front().gradient != kNoTensor ||
+                                      plan_.owned.front().gradient != kNoTensor);
+    const std::vector<bool> on_the_way = sums_on_the_way(plan_);
     std::int64_t bytes = 0;
     for (const bool read : {true, false}) {
       for (std::size_t i = 0; i < plan_.tensors.size(); ++i) {
-        const bool unread = learns && static_cast<TensorId>(i) == plan_.losses;
+        const bool unread = on_the_way[i] || (learns && static_cast<TensorId>(i) == plan_.losses);
         if (plan_.tensors[i].role != Role::kResult || unread == read) continue;
         out.offsets[i] = bytes;
         bytes += rounded(plan_.tensors[i].bytes());
@@ -233,7 +226,7 @@ Operation gelu_of(const Operation& both) {
 
 Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
                           const cuda::DeviceInfo& device, const Context* context,
-                          runtime::Program& program) {
+                          runtime::Program& program, RankOf rank) {
   if (Status s = check_types(plan); !s.ok()) return s;
   if (Status s = check_streams(plan); !s.ok()) return s;
   LoweredStep out;
@@ -244,14 +237,17 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
     if (!opened.ok()) return opened.status();
     library = *opened;
   }
-  int last_stream = 0;
+  const int streams = streams_of(plan);
+  std::vector<bool> multiplies(static_cast<std::size_t>(streams));
   for (const Operation& operation : plan.operations) {
-    last_stream = std::max(last_stream, operation.stream);
+    if (!std::holds_alternative<ProductAttributes>(operation.attributes)) continue;
+    multiplies[static_cast<std::size_t>(operation.stream)] = true;
   }
   std::vector<int> scratch;
-  for (int stream = 0; stream <= last_stream; ++stream) {
+  for (int stream = 0; stream < streams; ++stream) {
     if (stream > 0) program.add_stream(0);
-    scratch.push_back(program.add_region("products", cuda::CublasLt::kWorkspaceBytes));
+    const bool has = stream == 0 || multiplies[static_cast<std::size_t>(stream)];
+    scratch.push_back(has ? program.add_region("products", cuda::CublasLt::kWorkspaceBytes) : -1);
   }
   out.constants = decay_bits(plan);
   out.constants_buffer = program.add_region("constants", 4 * out.constants.size());
@@ -260,14 +256,22 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
   if (context != nullptr) {
     if (Status s = attention.plan(); !s.ok()) return s;
   }
-  const Waits waits(plan, memory);
+  std::vector<Operation> waits;
+  if (streams > 1) {
+    auto list = ordered(plan, memory);
+    if (!list.ok()) return list.status();
+    waits = std::move(*list);
+  }
+  const ArenaPlaces arenas = {out.gradients, {kValues}, {kCopies}};
   std::vector<int> last_step(plan.operations.size(), -1);
   for (std::size_t i = 0; i < plan.operations.size(); ++i) {
     const Operation& operation = plan.operations[i];
-    if (last_stream > 0) {
+    if (streams > 1) {
       std::set<int> steps;
-      for (const std::size_t earlier : waits.of(i)) {
-        if (last_step[earlier] >= 0) steps.insert(last_step[earlier]);
+      for (const int earlier : waits[i].depends_on) {
+        const auto at = static_cast<std::size_t>(earlier);
+        const bool other = plan.operations[at].stream != operation.stream;
+        if (other && last_step[at] >= 0) steps.insert(last_step[at]);
       }
       program.set_stream(operation.stream, {steps.begin(), steps.end()});
     }
@@ -284,6 +288,12 @@ Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
       if (refused) {
         if (Status s = kernels.append(gelu_of(operation)); !s.ok()) return s;
       }
+    } else if (is_collective(operation)) {
+      const auto place = [&](TensorId id) { return places[static_cast<std::size_t>(id)]; };
+      program.add(
+          {.name = operation.name,
+           .work = collective_work(plan, operation, arenas, place(operation.inputs.front()),
+                                   place(operation.outputs.front()), rank.rank, rank.ranks)});
     } else if (is_attention(operation)) {
       if (context != nullptr) attention.append(i);
     } else if (operation.kind == OperationKind::kAppend) {

@@ -42,15 +42,20 @@ struct LoweredStep {
   std::vector<std::size_t> operation_of;  ///< per step of the program
 };
 
+/// Whose list it is.
+struct RankOf {
+  int rank = 0, ranks = 1;
+};
+
 /// Appends the step to `program`. Without `context` attention is left out: what is left is the
 /// training kernels, for lists of them.
 /// An operation's steps are on its stream; the first one waits for what the operation depends on,
-/// and for earlier operations of other streams whose bytes of the arena it takes over.
-/// Errors: kUnsupported (a type, an operation, its stream or a shape that CUDA has no kernel for,
-/// by its name), attention's.
+/// and for earlier operations of other streams whose bytes it touches (plan/order.h). Collectives
+/// are of the call's first group. Errors: kUnsupported (a type, an operation, its stream or a shape
+/// that CUDA has no kernel for, by its name), attention's.
 Result<LoweredStep> lower(const StepPlan& plan, const MemoryPlan& memory,
                           const cuda::DeviceInfo& device, const Context* context,
-                          runtime::Program& program);
+                          runtime::Program& program, RankOf rank = {});
 
 /// Sorts the rows of each micro-batch by token, for the embedding's gradient: `batch` is the host's
 /// copy of the batch region, whose tokens are there.

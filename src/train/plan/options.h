@@ -54,6 +54,9 @@ struct StepOptions {
   StepMode mode = StepMode::kFull;
   Precision precision = Precision::kFp32;
   bool gpu = false;  ///< the list of a GPU: what it does in one kernel is one operation (fusion.h)
+  /// With several shares on a GPU: the bits of one rank with as many. A processor always gives
+  /// them.
+  bool deterministic = false;
   LossScaling loss_scaling = LossScaling::kDynamic;  ///< read for fp16 only
   double loss_scale = 65536;                         ///< the first one
   std::string attention{};  ///< empty: production; "naive": operations of their own; else a name

@@ -14,6 +14,7 @@
 #include "train/cpu/call.h"
 #include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
+#include "train/parallel/collective_work.h"
 #include "train/plan/attention_problem.h"
 #include "train/plan/documents.h"
 #include "train/plan/order.h"
@@ -51,10 +52,6 @@ constexpr void (*kFunctions[])(const cpu::Call<T>&) = {
 #include "train/plan/operations.inc"
 };
 #undef FLASHLAB_OPERATION
-
-bool is_collective(const Operation& operation) {
-  return operation.operation_class == OperationClass::kCommunication;
-}
 
 // By a function of its row, or in this executor's own way.
 bool runs(const Operation& operation) {
@@ -329,55 +326,21 @@ Status CpuExecutor::run_operation(std::size_t index) {
   }
 }
 
-// A range of an arena or a tensor in place, or from one tensor to another. Parts of ranks lie in
-// their order.
-runtime::CollectiveWork CpuExecutor::collective(const Operation& operation) {
-  using Arena = CollectiveAttributes::Arena;
-  const auto& range = std::get<CollectiveAttributes>(operation.attributes);
-  const TensorId source = operation.inputs.front(), target = operation.outputs.front();
-  const PlanTensor& tensor = plan_.tensor(target);
-  const std::int64_t size = size_of(tensor.element);
-  const auto place_of = [&](std::byte* at) {
-    exchanged_.push_back(at);
-    return runtime::Place{program_.program().add_tensor(operation.name)};
-  };
-  runtime::CollectiveWork out = {.kind = runtime::Collective::kAllReduce,
-                                 .dtype = dtype_of(tensor.element)};
-  const bool gathers = operation.kind == OperationKind::kAllGather;
-  if (!gathers && operation.kind != OperationKind::kAllReduce) {
-    out.kind = runtime::Collective::kReduceScatter;
-  } else if (gathers) {
-    out.kind = runtime::Collective::kAllGather;
-  }
-  if (source != target) {
-    out.bytes = static_cast<std::size_t>(std::min(plan_.tensor(source).bytes(), tensor.bytes()));
-    out.from = place_of(addresses_[static_cast<std::size_t>(source)]);
-    out.to = place_of(addresses_[static_cast<std::size_t>(target)]);
-    return out;
-  }
-  std::byte* at = addresses_[static_cast<std::size_t>(target)];
-  out.bytes = static_cast<std::size_t>(tensor.bytes());
-  if (range.end > range.begin) {
-    std::byte* arena = range.arena == Arena::kGradients ? gradient_arena()
-                       : range.arena == Arena::kValues  ? parameters_->values()
-                                                        : parameters_->copies();
-    at = arena + range.begin * size;
-    out.bytes = static_cast<std::size_t>((range.end - range.begin) * size);
-  }
-  const runtime::Place all = place_of(at);
-  out.from = out.to = all;
-  if (operation.kind == OperationKind::kAllReduce) return out;
-  out.bytes /= static_cast<std::size_t>(group_->size());
-  const runtime::Place own = {all.buffer, group_->rank() * static_cast<std::int64_t>(out.bytes)};
-  (gathers ? out.from : out.to) = own;
-  return out;
-}
-
 // A host function for each operation that is no collective.
 template <class T>
 void CpuExecutor::add_steps() {
   using Clock = OperationObserver::Clock;
-  for (int i = 1; i < streams_of(plan_); ++i) program_.program().add_stream(0);
+  runtime::Program& program = program_.program();
+  for (int i = 1; i < streams_of(plan_); ++i) program.add_stream(0);
+  ArenaPlaces arenas;
+  const auto tensor_at = [&](const char* name, void* address) {
+    exchanged_.push_back(address);
+    return runtime::Place{program.add_tensor(name)};
+  };
+  if (group_ != nullptr) {
+    arenas = {tensor_at("gradients", gradient_arena()), tensor_at("values", parameters_->values()),
+              tensor_at("copies", parameters_->copies())};
+  }
   for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
     const auto run = [this, i](auto) {
       const Clock::time_point start = observer_ ? Clock::now() : Clock::time_point();
@@ -391,11 +354,14 @@ void CpuExecutor::add_steps() {
                           .stream = operation.stream,
                           .depends_on = operation.depends_on};
     if (is_collective(operation)) {
-      step.work = collective(operation);
+      const runtime::Place from = tensor_at("from", data(operation.inputs.front()));
+      const runtime::Place to = tensor_at("to", data(operation.outputs.front()));
+      step.work =
+          collective_work(plan_, operation, arenas, from, to, group_->rank(), group_->size());
     } else {
       step.work = runtime::HostWork{run, {}};
     }
-    program_.program().add(std::move(step));
+    program.add(std::move(step));
   }
 }
 

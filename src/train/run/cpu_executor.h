@@ -42,7 +42,6 @@ class CpuExecutor final : public StepExecutor {
   Status bind_attention();
   template <class T>
   void add_steps();
-  runtime::CollectiveWork collective(const Operation& operation);
   template <class T>
   Status run_operation(std::size_t index);
   Status run_attention(std::size_t index);

@@ -1,12 +1,16 @@
 #include "train/run/cuda_executor.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 
 #include "api/context_state.h"
 #include "runtime/program/nvtx.h"
 #include "runtime/program/observer.h"
+#include "train/parallel/collective_work.h"
 #include "train/plan/documents.h"
 #include "train/plan/fusion.h"
 
@@ -65,6 +69,10 @@ CudaStepExecutor::CudaStepExecutor(const Context& context, cuda::GpuDevice& devi
 
 CudaStepExecutor::~CudaStepExecutor() {
   static_cast<void>(wait());
+  if (lost()) return;
+  if (group_ != nullptr && workspace_.size() > 0) {
+    static_cast<void>(group_->unshare(workspace_.data()));
+  }
   const cuda::ContextGuard current = device_.current();
   for (const Staged& staged : staged_) {
     if (staged.read != nullptr) device_.api().cuEventDestroy(staged.read);
@@ -76,7 +84,8 @@ CudaStepExecutor::~CudaStepExecutor() {
 
 Result<std::unique_ptr<CudaStepExecutor>> CudaStepExecutor::create(const Context& context,
                                                                    StepPlan plan,
-                                                                   ParameterStore& parameters) {
+                                                                   ParameterStore& parameters,
+                                                                   runtime::Communicator* group) {
   if (!parameters.matches(plan)) {
     return Status::invalid(
         {"parameters", "those of another model", "the parameters of the plan's model", ""});
@@ -86,12 +95,20 @@ Result<std::unique_ptr<CudaStepExecutor>> CudaStepExecutor::create(const Context
     return Status::unsupported(
         {"device", device.info().name, "a GPU of compute capability 8.0", "use --device cpu"});
   }
+  for (const Operation& operation : plan.operations) {
+    if (!is_collective(operation) || group != nullptr) continue;
+    return Status::invalid({"step", fmt::format("{} without other ranks", operation.name),
+                            "the communicator of all ranks", ""});
+  }
   std::unique_ptr<CudaStepExecutor> out(new CudaStepExecutor(context, device));
+  out->group_ = group;
   out->plan_ = std::move(plan);
   fuse(out->plan_);
   out->memory_ = plan_memory(out->plan_);
   out->vocabulary_ = vocabulary_of(out->plan_);
-  auto lowered = lower(out->plan_, out->memory_, device.info(), &context, out->program_.program());
+  const RankOf rank = group == nullptr ? RankOf{} : RankOf{group->rank(), group->size()};
+  auto lowered =
+      lower(out->plan_, out->memory_, device.info(), &context, out->program_.program(), rank);
   if (!lowered.ok()) return lowered.status();
   out->lowered_ = std::move(*lowered);
   if (Status s = out->bind(parameters); !s.ok()) return s;
@@ -110,22 +127,82 @@ Status CudaStepExecutor::bind(ParameterStore& parameters) {
     arenas_[static_cast<std::size_t>(slot)] = parameters_->arena(static_cast<ArenaSlot>(slot));
   }
   stream_ = Stream{parameters_->stream()};
-  streams_ = {stream_};
-  while (streams_.size() < program().streams().size()) {
-    const cuda::ContextGuard current = device_.current();
-    cuda::CUstream made = nullptr;
-    const auto result = device_.api().cuStreamCreate(&made, cuda::kStreamNonBlocking);
-    if (Status s = device_.driver().check(result, "cuStreamCreate"); !s.ok()) return s;
-    streams_.push_back(Stream{made});
-  }
+  if (Status s = make_streams(); !s.ok()) return s;
   if (Status s = allocate(); !s.ok()) return s;
   begin_loss_scale(*this);
   if (Status s = push_loss_scale(); !s.ok()) return s;
-  if (Status s = program_.prepare(); !s.ok()) return s;
+  if (group_ == nullptr) {
+    if (Status s = program_.prepare(); !s.ok()) return s;
+  } else {
+    if (Status s = prepare_in_turn(); !s.ok()) return s;
+    if (Status s = join_ranks(); !s.ok()) return s;
+  }
   auto graph = program_.capture(call());
   if (!graph.ok()) return graph.status();
   graph_.emplace(std::move(*graph));
   return {};
+}
+
+// What ranks exchange goes first: few blocks, and others wait for it.
+Status CudaStepExecutor::make_streams() {
+  const cuda::ContextGuard current = device_.current();
+  if (group_ != nullptr) {
+    auto peers = cuda::PeerFunctions::get();
+    if (!peers.ok()) return peers.status();
+    peers_ = *peers;
+  }
+  streams_ = {stream_};
+  while (streams_.size() < program().streams().size()) {
+    cuda::CUstream made = nullptr;
+    const auto result = peers_ != nullptr
+                            ? peers_->cuStreamCreateWithPriority(&made, cuda::kStreamNonBlocking,
+                                                                 cuda::kHighestPriority)
+                            : device_.api().cuStreamCreate(&made, cuda::kStreamNonBlocking);
+    if (Status s = device_.driver().check(result, "cuStreamCreate"); !s.ok()) return s;
+    streams_.push_back(Stream{made});
+  }
+  return {};
+}
+
+// Rank 0 compiles kernels and measures products; the others find both in the caches.
+Status CudaStepExecutor::prepare_in_turn() {
+  Status own;
+  if (group_->rank() == 0) own = program_.prepare();
+  if (Status met = group_->barrier("kernels of rank 0"); !met.ok()) return met;
+  return group_->rank() == 0 ? own : program_.prepare();
+}
+
+// The memory that others write into, and every collective once: what a transport prepares at the
+// first call cannot be captured. Gradients are zeros yet, and all ranks have the same values.
+Status CudaStepExecutor::join_ranks() {
+  const auto bytes = static_cast<std::size_t>(workspace_.size());
+  if (Status s = group_->share(workspace_.data(), bytes); !s.ok()) return s;
+  if (Status s = parameters_->share(*group_); !s.ok()) return s;
+  auto progress = HostBytes::allocate(device_, sizeof(std::uint32_t));
+  if (!progress.ok()) return progress.status();
+  progress_ = std::move(*progress);
+  std::memset(progress_.data(), 0, sizeof(std::uint32_t));
+  const runtime::Call all = call();
+  const auto address = [&](runtime::Place place) {
+    return place.buffer < 0 ? nullptr : program().address(all, place);
+  };
+  for (std::size_t i = 0; i < program().steps().size(); ++i) {
+    const runtime::Step& step = program().steps()[i];
+    const auto* work = std::get_if<runtime::CollectiveWork>(&step.work);
+    if (work == nullptr) continue;
+    collectives_.push_back(i);
+    Status s = group_->run({.kind = work->kind,
+                            .from = address(work->from),
+                            .to = address(work->to),
+                            .bytes = work->bytes,
+                            .dtype = work->dtype,
+                            .root = work->root,
+                            .name = step.name,
+                            .stream = stream_.handle});
+    if (!s.ok()) return s;
+  }
+  running_ = true;
+  return wait();
 }
 
 Status CudaStepExecutor::allocate() {
@@ -167,7 +244,9 @@ runtime::Call CudaStepExecutor::call() const {
   return {.tensors = arenas_,
           .workspaces = {&workspace_address_, 1},
           .streams = streams_,
-          .scalars = kScalarsOfAttention};
+          .scalars = kScalarsOfAttention,
+          .groups = {&group_, group_ == nullptr ? 0U : 1U},
+          .progress = reinterpret_cast<std::uint32_t*>(progress_.data())};
 }
 
 // The host may fill the next batch as soon as this has returned.
@@ -218,7 +297,11 @@ Status CudaStepExecutor::enqueue(OperationObserver* observer) {
 
 Status CudaStepExecutor::run(OperationObserver* observer) {
   const cuda::ContextGuard current = device_.current();
+  if (running_) {
+    if (Status s = wait(); !s.ok()) return s;
+  }
   if (Status s = stage(); !s.ok()) return s;
+  running_ = group_ != nullptr;
   if (Status s = enqueue(observer); !s.ok()) return s;
   const cuda::CUresult copied = device_.api().cuMemcpyDtoHAsync(
       results_.data(), cuda::pointer_of(region(lowered_.results_buffer)),
@@ -229,8 +312,45 @@ Status CudaStepExecutor::run(OperationObserver* observer) {
 Status CudaStepExecutor::wait() {
   if (parameters_ == nullptr) return {};
   const cuda::ContextGuard current = device_.current();
+  if (running_) return wait_among_ranks();
   return device_.driver().check(device_.api().cuStreamSynchronize(parameters_->stream()),
                                 "cuStreamSynchronize");
+}
+
+// A stream may wait for another rank: who is lost is seen by the processes. The word stays behind
+// when the step ends, so that the next one begins where this one did.
+Status CudaStepExecutor::wait_among_ranks() {
+  using Clock = std::chrono::steady_clock;
+  const std::atomic_ref<std::uint32_t> word(*reinterpret_cast<std::uint32_t*>(progress_.data()));
+  const auto all = static_cast<std::uint32_t>(collectives_.size());
+  Clock::time_point since = Clock::now();
+  for (std::uint32_t seen = 0, told = 0;;) {
+    const cuda::CUresult result =
+        peers_->cuStreamQuery(static_cast<cuda::CUstream>(stream_.handle));
+    if (result != cuda::kCudaSuccess && result != cuda::kCudaNotReady) {
+      return device_.driver().check(result, "a step among ranks");
+    }
+    const bool ended = result == cuda::kCudaSuccess;
+    const std::uint32_t now = word.load(std::memory_order_relaxed);
+    if (now != seen) since = Clock::now();
+    seen = now;
+    const std::uint32_t entered = ended ? all : (now + 1) / 2;
+    runtime::StreamProgress progress = {
+        .entered = entered - told,
+        .waited_s = std::chrono::duration<double>(Clock::now() - since).count()};
+    if (entered > told) {
+      const runtime::Step& step = program().steps()[collectives_[entered - 1]];
+      progress.kind = std::get<runtime::CollectiveWork>(step.work).kind;
+      progress.name = step.name;
+    }
+    told = entered;
+    if (Status s = group_->watch(progress); !s.ok()) return s;
+    if (ended) break;
+    ::sched_yield();
+  }
+  word.store(0, std::memory_order_relaxed);
+  running_ = false;
+  return {};
 }
 
 // The scale's numbers on the host are those of the last step, or of a checkpoint.

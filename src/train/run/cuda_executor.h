@@ -6,7 +6,9 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <vector>
 
+#include "runtime/cuda/peers.h"
 #include "runtime/program/executor.h"
 #include "train/cuda/lowering.h"
 #include "train/run/device_parameters.h"
@@ -20,13 +22,17 @@ class CudaStepExecutor final : public StepExecutor {
   /// its numbers on the GPU and their stream.
   /// Errors: kInvalidArgument (the store belongs to another model), kUnsupported (what the GPU has
   /// no kernel for, cuBLASLt or the compiler missing), kOutOfMemory with what was asked for.
+  /// `group` carries out the collectives of the list, between GPUs; all ranks create and end alike.
   static Result<std::unique_ptr<CudaStepExecutor>> create(const Context& context, StepPlan plan,
-                                                          ParameterStore& parameters);
+                                                          ParameterStore& parameters,
+                                                          runtime::Communicator* group = nullptr);
   ~CudaStepExecutor() override;
 
   /// Enqueues the batch's copy, the graph, and the copy of the results. With an observer it waits
   /// and launches operation by operation instead.
   Status run(OperationObserver* observer = nullptr) override;
+  /// With other ranks it looks at them meanwhile. Errors: also a lost rank; then the stream may
+  /// wait for ever, and the process ends without another call of CUDA.
   Status wait() override;
   Status push_parameters() override;
   Status pull_parameters() override;
@@ -50,6 +56,11 @@ class CudaStepExecutor final : public StepExecutor {
     bool pending = false;
   };
   CudaStepExecutor(const Context& context, cuda::GpuDevice& device);
+  Status make_streams();
+  Status prepare_in_turn();
+  Status join_ranks();
+  Status wait_among_ranks();
+  bool lost() const { return group_ != nullptr && !group_->failure().ok(); }
   Status bind(ParameterStore& parameters);
   Status allocate();
   Status push_loss_scale();
@@ -80,6 +91,11 @@ class CudaStepExecutor final : public StepExecutor {
   void* workspace_address_ = nullptr;
   Stream stream_{};
   std::vector<Stream> streams_;  ///< of the program: stream_ first
+  runtime::Communicator* group_ = nullptr;
+  const cuda::PeerFunctions* peers_ = nullptr;
+  std::vector<std::size_t> collectives_;  ///< steps of the program, in order
+  HostBytes progress_;                    ///< the word that the GPU writes: see runtime::Call
+  bool running_ = false;                  ///< a step that nobody has waited for
 };
 
 }  // namespace flashlab::train

@@ -100,7 +100,26 @@ Result<std::shared_ptr<DeviceParameters>> DeviceParameters::create(const cuda::G
   return out;
 }
 
+// What other ranks write into.
+Status DeviceParameters::share(runtime::Communicator& group) {
+  if (group_ != nullptr) return {};
+  for (const ArenaSlot slot : {kValues, kCopies}) {
+    const DeviceBytes& memory = arenas_[static_cast<std::size_t>(slot)];
+    if (memory.size() == 0) continue;
+    Status s = group.share(memory.data(), static_cast<std::size_t>(memory.size()));
+    if (!s.ok()) return s;
+  }
+  group_ = &group;
+  return {};
+}
+
 DeviceParameters::~DeviceParameters() {
+  if (group_ != nullptr && group_->failure().ok()) {
+    for (const ArenaSlot slot : {kValues, kCopies}) {
+      const DeviceBytes& memory = arenas_[static_cast<std::size_t>(slot)];
+      if (memory.size() > 0) static_cast<void>(group_->unshare(memory.data()));
+    }
+  }
   if (stream_ == nullptr) return;
   const cuda::ContextGuard current = device_.current();
   device_.api().cuStreamDestroy(stream_);

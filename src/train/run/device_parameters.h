@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "flashlab/context.h"
+#include "runtime/communicator/communicator.h"
 #include "runtime/cuda/device.h"
 #include "train/cuda/lowering.h"
 #include "train/run/parameters.h"
@@ -63,6 +64,9 @@ class DeviceParameters {
   Status push(const ParameterStore& store) const;
   Status pull(const ParameterStore& store) const;
 
+  /// Values and copies to the other ranks, once: until this ends they write into them.
+  Status share(runtime::Communicator& group);
+
   void* arena(ArenaSlot slot) const { return arenas_[static_cast<std::size_t>(slot)].data(); }
   std::int64_t bytes() const;
   cuda::CUstream stream() const { return stream_; }
@@ -73,6 +77,7 @@ class DeviceParameters {
   const cuda::GpuDevice& device_;
   std::array<DeviceBytes, kArenaSlots> arenas_;
   cuda::CUstream stream_ = nullptr;
+  runtime::Communicator* group_ = nullptr;
 };
 
 }  // namespace flashlab::train

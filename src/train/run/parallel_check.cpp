@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -26,10 +27,26 @@ struct Setting {
   Family family = Family::kCourse;
   Precision precision = Precision::kFp32;
   MicroBatches micro{};
+  bool gpu = false;
+  bool exact = true;  // bit for bit; else as close as sums in another order are
 };
+
+// Of losses, relative.
+constexpr double kTolerance = 1e-5;
 
 ModelConfig model_of(const Setting& setting) {
   const bool gpt2 = setting.family == Family::kGpt2;
+  if (setting.gpu) {
+    return {.name = to_string(setting.family),
+            .family = setting.family,
+            .vocabulary = 104,
+            .context = 40,
+            .width = 64,
+            .hidden = 192,
+            .layers = 3,
+            .heads = 2,
+            .dropout = gpt2 ? 0.1 : 0.0};
+  }
   return {.name = to_string(setting.family),
           .family = setting.family,
           .vocabulary = 61,
@@ -46,7 +63,9 @@ StepOptions options_of(const Setting& setting, int shares) {
                      .accumulate = setting.micro.count,
                      .shares = shares,
                      .reduce_each_micro_batch = setting.micro.reduce_each,
-                     .precision = setting.precision};
+                     .precision = setting.precision,
+                     .gpu = setting.gpu,
+                     .deterministic = setting.exact};
   if (setting.micro.frozen) {
     const bool gpt2 = setting.family == Family::kGpt2;
     out.freeze = {gpt2 ? "h.1.*" : "layers.1.*", gpt2 ? "wpe.*" : "token_embeddings.*"};
@@ -70,7 +89,7 @@ std::int32_t token_at(std::int64_t vocabulary, int step, std::int64_t index) {
 
 Result<Trail> run_steps(const Context& context, StepPlan plan, const ModelConfig& model,
                         const Ranks& ranks, int steps) {
-  Result<BoundStep> bound = make_step(context, std::move(plan), kSeed, ranks.group);
+  Result<BoundStep> bound = make_step(context, std::move(plan), kSeed, ranks.of_steps());
   if (!bound.ok()) return bound.status();
   const StepExecutor& executor = *bound->executor;
   const std::int64_t own = executor.plan().tensor(executor.plan().tokens).elements();
@@ -88,6 +107,7 @@ Result<Trail> run_steps(const Context& context, StepPlan plan, const ModelConfig
     out.losses.push_back(executor.number(executor.plan().loss));
     out.norms.push_back(executor.number(executor.plan().gradient_norm));
   }
+  if (Status s = bound->executor->pull_parameters(); !s.ok()) return s;
   const ParameterStore& store = *bound->parameters;
   const ReadElements read = whole_elements(ranks, store);
   for (const StoreArena arena :
@@ -111,25 +131,27 @@ std::string title_of(const Setting& setting, const ParallelOptions& parallel) {
                 ? std::string(" of everything")
                 : fmt::format(" of {} KB", parallel.bucket_bytes / 1000);
   }
-  return fmt::format("{} · {} · {} micro-batch{}{}{} · {}", to_string(setting.family),
+  return fmt::format("{} · {} · {} micro-batch{}{}{} · {}{}", to_string(setting.family),
                      to_string(setting.precision), setting.micro.count,
                      setting.micro.count == 1 ? "" : "es",
                      setting.micro.reduce_each ? ", each reduced" : "",
-                     setting.micro.frozen ? " · frozen parameters" : "", mode);
+                     setting.micro.frozen ? " · frozen parameters" : "", mode,
+                     setting.exact ? "" : fmt::format(" · usual sums, to {:g}", kTolerance));
 }
 
 // The first number of each kind that differs.
-void compare(const Trail& one, const Trail& several, int ranks, ParallelCheck& check) {
+void compare(const Trail& one, const Trail& several, int ranks, bool exact, ParallelCheck& check) {
   const auto scalars = [&](const char* what, const std::vector<double>& a,
                            const std::vector<double>& b) {
     for (std::size_t i = 0; i < a.size(); ++i) {
-      if (a[i] == b[i]) continue;
+      if (exact ? a[i] == b[i] : std::abs(a[i] - b[i]) <= kTolerance * std::abs(a[i])) continue;
       check.wrong.push_back(fmt::format("the {} of step {}: {:.17g} on {} ranks, {:.17g} on one",
                                         what, i + 1, b[i], ranks, a[i]));
       return;
     }
   };
   scalars("loss", one.losses, several.losses);
+  if (!exact) return;
   scalars("gradient norm", one.norms, several.norms);
   std::size_t differ = 0;
   for (std::size_t i = 0; i < one.numbers.size(); ++i)
@@ -180,12 +202,14 @@ class Comparison {
     options.rank = ranks_.rank();
     Result<StepPlan> plan = build_parallel_step(model, options, parallel);
     if (!plan.ok()) return plan.status();
-    Result<Trail> trail = run_steps(context_, std::move(*plan), model, ranks_, options_.steps);
+    Ranks ranks = ranks_;
+    if (!setting.exact) ranks.gpus = options_.usual;
+    Result<Trail> trail = run_steps(context_, std::move(*plan), model, ranks, options_.steps);
     if (Status s = ranks_.agree(trail.status()); !s.ok()) return s;
     const std::uint64_t own = digest_of(trail->numbers.data(), trail->numbers.size());
     const Result<std::vector<std::byte>> all = ranks_.gather(&own, sizeof own, "weights' digests");
     if (!all.ok()) return all.status();
-    if (ranks_.leads()) compare(one_, *trail, ranks_.size(), out);
+    if (ranks_.leads()) compare(one_, *trail, ranks_.size(), setting.exact, out);
     for (int rank = 1; rank < ranks_.size(); ++rank) {
       const std::byte* theirs = all->data() + static_cast<std::size_t>(rank) * sizeof own;
       if (std::memcmp(theirs, all->data(), sizeof own) == 0) continue;
@@ -208,23 +232,31 @@ Result<std::vector<ParallelCheck>> check_parallel(
     const std::function<void(const ParallelCheck&)>& ended) {
   std::vector<ParallelCheck> out;
   Comparison comparison(context, ranks, options);
+  const auto compare_modes = [&](const Setting& setting) -> Status {
+    if (Status s = comparison.reference(setting); !s.ok()) return s;
+    for (const ParallelOptions& parallel : modes(options.brief)) {
+      Result<ParallelCheck> row = comparison.against(setting, parallel);
+      if (!row.ok()) return row.status();
+      ended(*row);
+      out.push_back(std::move(*row));
+    }
+    return {};
+  };
+  // In fp32 two H200 come to one's norm but for its last bit, not to all of its bits (2026-11-28).
+  const bool gpu = context.device().kind == DeviceKind::kCuda;
+  const Precision other = gpu ? Precision::kBf16 : Precision::kFp64;
   for (const Family family : {Family::kCourse, Family::kGpt2}) {
-    for (const Precision precision : {Precision::kFp32, Precision::kFp64}) {
+    for (const Precision precision : {Precision::kFp32, other}) {
+      const bool exact = !gpu || precision == other;
       for (const MicroBatches& micro : {MicroBatches{.count = 1},
                                         {.count = 2},
                                         {.count = 2, .reduce_each = true},
                                         {.count = 1, .frozen = true}}) {
         // The order of sums is one code for all types.
         const bool special = micro.reduce_each || micro.frozen;
-        if (options.brief && (precision == Precision::kFp64) == special) continue;
-        const Setting setting = {family, precision, micro};
-        if (Status s = comparison.reference(setting); !s.ok()) return s;
-        for (const ParallelOptions& parallel : modes(options.brief)) {
-          Result<ParallelCheck> row = comparison.against(setting, parallel);
-          if (!row.ok()) return row.status();
-          ended(*row);
-          out.push_back(std::move(*row));
-        }
+        const bool skips = gpu ? special && !exact : (precision == other) == special;
+        if (options.brief && skips) continue;
+        if (Status s = compare_modes({family, precision, micro, gpu, exact}); !s.ok()) return s;
       }
     }
   }

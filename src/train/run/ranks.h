@@ -16,6 +16,8 @@ namespace flashlab::train {
 
 struct Ranks {
   runtime::Communicator* group = nullptr;  ///< null: this process is alone
+  /// Between the ranks' GPUs, for what steps exchange; null: `group` does it.
+  runtime::Communicator* gpus = nullptr;
   ParallelOptions parallel{};
   /// How long a rank may keep the others waiting, after the run's first step.
   double timeout_s = 120;
@@ -24,6 +26,7 @@ struct Ranks {
 
   int rank() const { return group == nullptr ? 0 : group->rank(); }
   int size() const { return group == nullptr ? 1 : group->size(); }
+  runtime::Communicator* of_steps() const { return gpus != nullptr ? gpus : group; }
   /// Reads and writes the run's folder, prints, samples.
   bool leads() const { return rank() == 0; }
 

@@ -29,7 +29,7 @@ Result<std::unique_ptr<StepExecutor>> make_executor(const Context& context, Step
                                                     ParameterStore& parameters,
                                                     runtime::Communicator* group) {
   if (context.device().kind == DeviceKind::kCuda) {
-    auto executor = CudaStepExecutor::create(context, std::move(plan), parameters);
+    auto executor = CudaStepExecutor::create(context, std::move(plan), parameters, group);
     if (!executor.ok()) return executor.status();
     return std::unique_ptr<StepExecutor>(std::move(*executor));
   }

@@ -337,7 +337,7 @@ Status Trainer::bind(std::optional<std::uint64_t> seed, const Admission& admits)
   Result<StepPlan> plan = build_parallel_step(config_.model, options, ranks_.parallel);
   if (!plan.ok()) return plan.status();
   if (Status s = admits(*plan); !s.ok()) return s;
-  Result<BoundStep> bound = make_step(context_, std::move(*plan), seed, ranks_.group);
+  Result<BoundStep> bound = make_step(context_, std::move(*plan), seed, ranks_.of_steps());
   if (!bound.ok()) return bound.status();
   parameters_ = std::move(bound->parameters);
   executor_ = std::move(bound->executor);
@@ -349,7 +349,7 @@ Status Trainer::bind(std::optional<std::uint64_t> seed, const Admission& admits)
   Result<StepPlan> forward = build_step(config_.model, options);
   if (!forward.ok()) return forward.status();
   share_parameters(*forward, ranks_.parallel.mode, ranks_.size(), ranks_.rank());
-  auto evaluator = make_executor(context_, std::move(*forward), *parameters_, ranks_.group);
+  auto evaluator = make_executor(context_, std::move(*forward), *parameters_, ranks_.of_steps());
   if (!evaluator.ok()) return evaluator.status();
   evaluator_ = std::move(*evaluator);
   // One token at a time is the host's work: a GPU's numbers are pulled before.

@@ -41,17 +41,10 @@ Status check_shares(const StepOptions& options) {
          fmt::format("--shares {}, or another number of ranks", ranks)});
   }
   const bool narrow = size_of(policy_of(options.precision).gradient) == 2;
-  if (reduces_each_micro_batch(options) && (options.gpu || narrow)) {
-    return Status::unsupported(
-        {"reduce-every",
-         fmt::format("micro-batch {}", options.gpu
-                                           ? "on a GPU"
-                                           : fmt::format("with {}", to_string(options.precision))),
-         "step there", "--reduce-every step"});
-  }
-  if (shares > 1 && options.gpu) {
-    return Status::unsupported({"shares", fmt::format("{} on a GPU", shares), "1 there",
-                                "--device cpu; this version deals a batch out on CPUs alone"});
+  if (reduces_each_micro_batch(options) && narrow) {
+    return Status::unsupported({"reduce-every",
+                                fmt::format("micro-batch with {}", to_string(options.precision)),
+                                "step there", "--reduce-every step"});
   }
   // What ranks add is fp32 and rounded once; what a rank adds itself it would round each time.
   const bool adds = options.mode == StepMode::kBackward || options.mode == StepMode::kFull;
@@ -202,7 +195,7 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
   LayerContext context = {
       .model = model, .batch = options.batch / options.shares, .context = options.context};
   StepPlan& plan = b.plan();
-  plan.any_threads = requested.shares > 1;
+  plan.any_threads = requested.shares > 1 && (!options.gpu || options.deterministic);
   const std::int64_t sequences = own_sequences(options);
   const std::int64_t shares = own_shares(options);
   plan.tokens = b.persistent("tokens", {sequences, options.context}, Element::kInt32, Role::kBatch);

@@ -127,9 +127,15 @@ struct CrossEntropyArguments {
 /// losses [rows] -> loss [1]
 struct MeanLossArguments {
   const float* losses{};
+  double* sum{};
   float* loss{};
-  long long rows{};
+  long long rows{};  ///< of a sum: those of one share
+  int shares{};
 };
+
+/// So many squares have a sum of their own where parts of the arenas are no part of the norm's
+/// bits.
+inline constexpr int kNormChunk = 1024;
 
 /// What the update of a step depends on, made from the scalars and the norm.
 struct AdamWFactors {
@@ -145,7 +151,8 @@ struct OptimizerArguments {
   void* copies{};
   void* first{};
   void* second{};
-  double* sums{};  ///< [blocks of the norm]
+  double* sums{};    ///< [blocks of the norm]
+  double* chunks{};  ///< of every kNormChunk elements, where the norm's bits know no parts
   float* norm{};
   AdamWFactors* factors{};
   const unsigned* decays{};

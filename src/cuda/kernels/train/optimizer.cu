@@ -10,6 +10,9 @@
 // Everything streams: 28 bytes a parameter in fp32, and what forward's copy takes. The norm's
 // blocks leave a sum each, which one block adds in order; nothing comes back to the host.
 //
+// Where ranks own parts of the arenas, or their sums are to be those of one rank, every kNormChunk
+// elements have a sum of their own first, so that no parting shows.
+//
 // With a loss scale the gradients are scale times too large: norm and factors divide it out. A norm
 // that is no number halves the scale, and the step leaves parameters and moments as they are.
 //
@@ -48,6 +51,39 @@ __device__ inline void norm_sums(const OptimizerArguments& args) {
        i += stride) {
     const auto g = load_pack<Config::kGradient, kPack>(args.gradients, i * kPack);
     for (int j = 0; j < kPack; ++j) sum += g.at[j] * g.at[j];
+  }
+  const double total = sum_of_block<kNormBlock>(sum);
+  if (threadIdx.x == 0) args.sums[blockIdx.x] = total;
+}
+
+// The same of whole chunks: a warp has one.
+template <class Config>
+__device__ inline void norm_chunks(const OptimizerArguments& args) {
+  constexpr int kPack = kUpdatePack, kRounds = kNormChunk / (32 * kPack);
+  const Index chunk = (static_cast<Index>(blockIdx.x) * kNormBlock + threadIdx.x) / 32;
+  const Index first = chunk * kNormChunk + threadIdx.x % 32 * kPack;
+  if (chunk * kNormChunk >= args.elements) return;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) {
+    const Index at = first + i * 32 * kPack;
+    if (at >= args.elements) continue;
+    const auto g = load_pack<Config::kGradient, kPack>(args.gradients, at);
+    for (int j = 0; j < kPack; ++j) sum += g.at[j] * g.at[j];
+  }
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) sum += ptx::shuffle_xor(sum, lanes);
+  if (threadIdx.x % 32 == 0) args.chunks[chunk] = sum;
+}
+
+// The chunks' sums become those of blocks.
+__device__ inline void norm_of_chunks(const OptimizerArguments& args) {
+  const Index chunks = (args.elements + kNormChunk - 1) / kNormChunk;
+  const Index stride = static_cast<Index>(gridDim.x) * kNormBlock;
+  double sum = 0;
+  for (Index i = static_cast<Index>(blockIdx.x) * kNormBlock + threadIdx.x; i < chunks;
+       i += stride) {
+    sum += args.chunks[i];
   }
   const double total = sum_of_block<kNormBlock>(sum);
   if (threadIdx.x == 0) args.sums[blockIdx.x] = total;
@@ -165,6 +201,16 @@ __device__ inline void adamw(const OptimizerArguments& args) {
 extern "C" __global__ void __launch_bounds__(flashlab::device::kNormBlock)
     flash_opt_norm_sums(const __grid_constant__ flashlab::device::OptimizerArguments args) {
   flashlab::device::norm_sums<Config>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(flashlab::device::kNormBlock)
+    flash_opt_norm_chunks(const __grid_constant__ flashlab::device::OptimizerArguments args) {
+  flashlab::device::norm_chunks<Config>(args);
+}
+
+extern "C" __global__ void __launch_bounds__(flashlab::device::kNormBlock)
+    flash_opt_norm_of_chunks(const __grid_constant__ flashlab::device::OptimizerArguments args) {
+  flashlab::device::norm_of_chunks(args);
 }
 
 extern "C" __global__ void __launch_bounds__(flashlab::device::kFinishBlock)

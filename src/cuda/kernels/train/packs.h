@@ -45,8 +45,11 @@ __device__ inline float half_to_float(unsigned bits) {
 
 template <Element kElement>
 __device__ inline unsigned pack_halves(float low, float high) {
-  if constexpr (kElement == Element::kFp16) return ptx::pack_fp16(low, high);
-  return ptx::pack_bf16(low, high);
+  if constexpr (kElement == Element::kFp16) {
+    return ptx::pack_fp16(low, high);
+  } else {
+    return ptx::pack_bf16(low, high);
+  }
 }
 
 /// Elements index .. index + kCount - 1; the address is a multiple of the pack's bytes, or of 16.

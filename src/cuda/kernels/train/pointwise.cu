@@ -2,9 +2,10 @@
 //
 //   add        y = a + b            add row    y[r, c] = a[r, c] + b[c]
 //   multiply   y = a b              silu       y = a / (1 + exp(-a))
-//   d silu     y = a silu'(b)
+//   d silu     y = a silu'(b)      copy       y = a, in another type
 //
-// Config: Element kElement; int kFunction (a Pointwise), kWidth, kVector (divides the width).
+// Config: Element kElement, of a copy also kFrom; int kFunction (a Pointwise), kWidth, kVector
+// (divides the width).
 
 #include "train/arguments.h"
 #include "train/packs.h"
@@ -13,7 +14,7 @@ namespace flashlab::device {
 
 inline constexpr int kPointwiseBlock = 256;
 
-enum class Pointwise { kAdd, kAddRow, kMultiply, kSilu, kSiluBackward };
+enum class Pointwise { kAdd, kAddRow, kMultiply, kSilu, kSiluBackward, kCopy };
 
 template <Pointwise kFunction>
 __device__ inline float pointwise_of(float a, float b) {
@@ -32,6 +33,10 @@ __device__ inline void pointwise(const PointwiseArguments& args) {
   constexpr Pointwise kFunction = static_cast<Pointwise>(Config::kFunction);
   const Index at = (static_cast<Index>(blockIdx.x) * kPointwiseBlock + threadIdx.x) * kVector;
   if (at >= args.elements) return;
+  if constexpr (kFunction == Pointwise::kCopy) {
+    store_pack<kT>(args.y, at, load_pack<Config::kFrom, kVector>(args.a, at));
+    return;
+  }
   const auto a = load_pack<kT, kVector>(args.a, at);
   Pack<kVector> b{}, y;
   if constexpr (kFunction == Pointwise::kAddRow) {

@@ -97,6 +97,10 @@ void GpuWork::forget_graph() {
 }
 
 Status GpuWork::allocate() {
+  if (size_of(problem_.dtype) == 2 && device_.info().major < 8) {
+    return Status::unsupported({to_string(problem_.dtype), device_.info().name,
+                                "fp32 or fp64 before compute capability 8.0", "--dtype fp32"});
+  }
   const auto peers = cuda::PeerFunctions::get();
   if (!peers.ok()) return peers.status();
   peer_api_ = *peers;

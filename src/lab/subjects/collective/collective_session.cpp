@@ -5,10 +5,7 @@
 #include <algorithm>
 
 #include "base/text.h"
-#include "dist/copies/copies_communicator.h"
 #include "dist/mpi/mpi_communicator.h"
-#include "dist/nccl/nccl_communicator.h"
-#include "dist/start/join_gpu.h"
 #include "lab/machine/gpu_memory.h"
 
 namespace flashlab::lab {
@@ -29,18 +26,10 @@ Status CollectiveSession::open_gpu(const Context& context, const BenchOptions& o
   auto gpu = gpu_of(context.device());
   if (!gpu.ok()) return gpu.status();
   gpu_ = *gpu;
-  runtime::Communicator& control = *options.group;
-  if (Status status = dist::check_gpus(*gpu_, control); !status.ok()) return status;
-  auto nccl = dist::nccl_communicator(*gpu_, control);
-  nccl_status_ = nccl.status();
-  if (nccl.ok()) nccl_ = std::move(*nccl);
-  auto copies = dist::copies_communicator(*gpu_, control);
-  copies_status_ = copies.status();
-  if (copies.ok()) copies_ = std::move(*copies);
-  if (nccl_ != nullptr || copies_ != nullptr) {
-    chosen_ = dist::chosen_communicator(control, nccl_.get(), copies_.get());
-  }
-  return control.failure();
+  auto between = dist::gpu_transports(context.device(), *options.group);
+  if (!between.ok()) return between.status();
+  between_ = std::move(*between);
+  return {};
 }
 
 Status CollectiveSession::add(const std::string& name, const BenchOptions& options) {
@@ -55,8 +44,13 @@ Status CollectiveSession::add(const std::string& name, const BenchOptions& optio
     transports_.push_back(std::move(out));
     return {};
   }
-  out.group = name == "nccl" ? nccl_.get() : name == "copies" ? copies_.get() : chosen_.get();
-  if (out.group == nullptr) out.status = name == "copies" ? copies_status_ : nccl_status_;
+  const auto& group = name == "nccl"     ? between_.nccl
+                      : name == "copies" ? between_.copies
+                                         : between_.chosen;
+  out.group = group.get();
+  if (group == nullptr) {
+    out.status = name == "copies" ? between_.copies_status : between_.nccl_status;
+  }
   std::vector<std::string> ways = options.setting("--enqueue");
   if (ways.empty()) ways = {"graph"};
   for (const std::string& way : ways) {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dist/gpus/transports.h"
 #include "lab/results/subject.h"
 #include "lab/subjects/collective/collective_ranks.h"
 #include "lab/subjects/collective/torch_collectives.h"
@@ -44,8 +45,8 @@ class CollectiveSession final : public BenchSession {
   Status add(const std::string& name, const BenchOptions& options);
 
   cuda::GpuDevice* gpu_ = nullptr;
-  std::unique_ptr<runtime::Communicator> nccl_, copies_, chosen_, mpi_;
-  Status nccl_status_, copies_status_;
+  dist::GpuTransports between_;  ///< GPUs
+  std::unique_ptr<runtime::Communicator> mpi_;
   std::vector<Transport> transports_;
   std::unique_ptr<TorchCollectives> torch_;
   Status torch_status_;

@@ -91,7 +91,7 @@ Status run_mode(const Context& context, const StepProblem& problem, const StepBe
     return s;
   }
   Result<train::BoundStep> bound =
-      train::bind_step(context, std::move(*plan), options.seed, problem.ranks.group);
+      train::bind_step(context, std::move(*plan), options.seed, problem.ranks.of_steps());
   if (Status s = problem.ranks.agree(bound.status()); !s.ok()) return s;
   return time_steps(*bound->executor, {result, options, problem.warmup});
 }

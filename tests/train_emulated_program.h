@@ -1,0 +1,141 @@
+#pragma once
+
+// A lowered step with its memory on the CPU: what a GPU would run, kernel by kernel. Attention is
+// naive or cached: the library's own needs a GPU.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "runtime/cuda/known_gpus.h"
+#include "train/cuda/lowering.h"
+#include "train/parallel/data_parallel.h"
+#include "train/run/parameters.h"
+#include "train_emulated.h"
+
+namespace flashlab::train::testing {
+
+// Few multiprocessors: few rows are many turns of every block.
+inline cuda::DeviceInfo small_gpu() {
+  cuda::DeviceInfo out = *cuda::known_gpu("sm_90a");
+  out.multiprocessors = 3;
+  return out;
+}
+
+inline ModelConfig small_model(Family family) {
+  return {.name = "test",
+          .family = family,
+          .vocabulary = 21,
+          .context = 10,
+          .width = 16,
+          .hidden = 24,
+          .layers = 1,
+          .heads = 2};
+}
+
+/// A lowered list with its memory: parameters in a store, everything else in one workspace.
+class EmulatedProgram {
+ public:
+  EmulatedProgram(const ModelConfig& model, StepOptions options,
+                  const ParallelOptions& parallel = {})
+      : vocabulary_(model.vocabulary) {
+    options.gpu = true;
+    Result<StepPlan> plan = build_parallel_step(model, options, parallel);
+    EXPECT_TRUE(plan.ok());
+    plan_ = std::move(*plan);
+    Result<ParameterStore> store = ParameterStore::create(plan_);
+    EXPECT_TRUE(store.ok());
+    store_.emplace(std::move(*store));
+    store_->initialize(7);
+    auto lowered = lower(plan_, plan_memory(plan_), small_gpu(), nullptr, program_,
+                         {options.rank, options.ranks});
+    EXPECT_TRUE(lowered.ok()) << lowered.status().message();
+    lowered_ = std::move(*lowered);
+    workspace_.resize(program_.workspace_bytes() + 256, std::byte{0xff});
+    // Gaps between gradients are zero, as in memory that an executor has allocated.
+    const std::int64_t gradients =
+        plan_.owned_gradients ? plan_.owned_elements(/*with_frozen=*/false) : plan_.learned_end;
+    std::memset(region(lowered_.gradients.buffer) + lowered_.gradients.offset_bytes, 0,
+                static_cast<std::size_t>(4 * gradients));
+    std::memcpy(region(lowered_.constants_buffer), lowered_.constants.data(),
+                4 * lowered_.constants.size());
+  }
+  /// The steps of a phase; all of them where none is named.
+  void run(std::string_view phase = "") {
+    if (phase.empty()) begin();
+    for (const runtime::Step& step : program_.steps()) {
+      if (step.scope.starts_with(phase)) run(step);
+    }
+  }
+  void begin() {
+    if (lowered_.batch.micro_batches == 0) return;
+    sort_tokens(lowered_.batch, vocabulary_, region(lowered_.batch_buffer));
+  }
+  void run(const runtime::Step& step) {
+    with_call([&](const runtime::Call& call) { run_emulated(program_, step, call); });
+  }
+  std::byte* at(runtime::Place place) {
+    void* out = nullptr;
+    with_call([&](const runtime::Call& call) { out = program_.address(call, place); });
+    return static_cast<std::byte*>(out);
+  }
+  const runtime::Program& program() const { return program_; }
+  void* data(TensorId id) {
+    const int buffer =
+        plan_.tensor(id).role == Role::kResult ? lowered_.results_buffer : lowered_.batch_buffer;
+    return region(buffer) + lowered_.offsets[static_cast<std::size_t>(id)];
+  }
+  Numbers numbers(TensorId id) {
+    return from_bytes(plan_.tensor(id).element, data(id), plan_.tensor(id).elements());
+  }
+  std::byte* gradients() {
+    return region(lowered_.gradients.buffer) + lowered_.gradients.offset_bytes;
+  }
+  const ParameterStore& store() const { return *store_; }
+  const StepPlan& plan() const { return plan_; }
+
+ private:
+  template <class F>
+  void with_call(const F& f) {
+    void* tensors[] = {store_->values(), store_->copies(), store_->first_moments(),
+                       store_->second_moments(), nullptr};
+    void* workspace = workspace_.data();
+    f(runtime::Call{.tensors = tensors, .workspaces = {&workspace, 1}});
+  }
+  std::byte* region(int buffer) {
+    return workspace_.data() + program_.buffers()[static_cast<std::size_t>(buffer)].offset_bytes;
+  }
+
+  std::int64_t vocabulary_;
+  StepPlan plan_;
+  std::optional<ParameterStore> store_;
+  runtime::Program program_;
+  LoweredStep lowered_;
+  std::vector<std::byte> workspace_;
+};
+
+// Tokens from `first` on: of one rank's part of a batch.
+inline void fill(void* tokens, void* targets, void* scalars, std::int64_t count,
+                 std::int64_t first = 0) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t at = first + i;
+    static_cast<std::int32_t*>(tokens)[i] = static_cast<std::int32_t>(at * at % 21);
+    static_cast<std::int32_t*>(targets)[i] = static_cast<std::int32_t>(at * 7 % 21);
+  }
+  static_cast<double*>(scalars)[kLearningRate] = 1e-3;
+}
+
+// The arena's numbers without the gaps between parameters.
+inline Numbers parameters_of(const StepPlan& plan, Element element, const std::byte* arena) {
+  Numbers out;
+  for (const Parameter& each : plan.parameters) {
+    const std::byte* from = arena + each.offset * size_of(element);
+    for (const double number : from_bytes(element, from, each.elements)) out.push_back(number);
+  }
+  return out;
+}
+
+}  // namespace flashlab::train::testing

@@ -18,7 +18,7 @@
 namespace flashlab {
 namespace {
 
-constexpr std::int64_t kPages = 11, kPageSize = 4, kTable = 3, kTableStride = 5, kWidth = 8;
+constexpr std::int64_t kPages = 11, kPageSize = 4, kTable = 3, kTableStride = 5, kDim = 8;
 constexpr std::int64_t kBeyondInt32 = std::int64_t{1} << 40;
 
 // Nothing but lists is read.
@@ -48,9 +48,9 @@ ConstTensor table_of(Lists& l) {
 
 ForwardTensors forward_tensors(Lists& l) {
   ForwardTensors t;
-  t.q = tensor<ConstTensor>({9, 2, kWidth});
-  t.o = tensor<Tensor>({9, 2, kWidth});
-  t.k = t.v = tensor<ConstTensor>({kPages, kPageSize, 2, kWidth});
+  t.q = tensor<ConstTensor>({9, 2, kDim});
+  t.o = tensor<Tensor>({9, 2, kDim});
+  t.k = t.v = tensor<ConstTensor>({kPages, kPageSize, 2, kDim});
   t.cu_seqlens_q = tensor<ConstTensor>({3}, l.offsets.data());
   t.seqused_k = tensor<ConstTensor>({2}, l.lengths.data());
   t.leftpad_k = tensor<ConstTensor>({2}, l.padding.data());
@@ -73,14 +73,14 @@ std::string said_of_forward(Lists& l) {
 std::string said_of_append(Lists& l, bool paged = true) {
   auto context = Context::create({.threads = 1});
   AppendTensors t;
-  t.k = t.v = paged ? tensor<Tensor>({kPages, kPageSize, 2, kWidth})
-                    : tensor<Tensor>({2, kTable * kPageSize, 2, kWidth});
-  t.k_new = t.v_new = tensor<ConstTensor>({9, 2, kWidth});
+  t.k = t.v = paged ? tensor<Tensor>({kPages, kPageSize, 2, kDim})
+                    : tensor<Tensor>({2, kTable * kPageSize, 2, kDim});
+  t.k_new = t.v_new = tensor<ConstTensor>({9, 2, kDim});
   t.cu_seqlens_new = tensor<ConstTensor>({3}, l.offsets.data());
   t.seqused_k = tensor<ConstTensor>({2}, l.lengths.data());
   if (paged) t.block_table = table_of(l);
   if (!paged) t.cache_batch_idx = tensor<ConstTensor>({2}, l.entries.data());
-  t.rotary_cos = t.rotary_sin = tensor<ConstTensor>({kTable * kPageSize, kWidth / 2});
+  t.rotary_cos = t.rotary_sin = tensor<ConstTensor>({kTable * kPageSize, kDim / 2});
   t.rotary_positions = tensor<ConstTensor>({2}, l.positions.data());
   return internal::check_lengths(context->state(), {}, t, {}, paged ? kPageSize : 0).message();
 }

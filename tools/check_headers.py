@@ -23,7 +23,7 @@ import tempfile
 import console
 import source
 
-INCLUDE_DIRS = ("include", "src", "cases", "tests")
+INCLUDE_DIRS = ("include", "src", "cases", "tests", "src/cuda/kernels")
 FLAGS = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"][^>"]+[>"])', re.M)
 SETS = 12

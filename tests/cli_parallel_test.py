@@ -276,6 +276,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(got.returncode, 0, got.stderr)
         result = json.loads(got.stdout)
         self.assertEqual((result["ranks"], result["batch"], result["batch_per_rank"]), (2, 4, 2))
+        self.assertIn("bench parallel", result["environment"]["command"])
         rows = {row["mode"]: row for row in result["rows"]}
         self.assertEqual(list(rows), ["naive", "flat", "overlap", "bucket", "sharded", "zero1",
                                       "zero2", "fsdp"])

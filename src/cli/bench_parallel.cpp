@@ -203,8 +203,12 @@ int run_bench_parallel(const Arguments& arguments) {
     }
   }
   if (!ranks.leads() || !file) return kExitOk;
+  lab::ResultFile file_of_run;
+  file_of_run.environment = environment_of(
+      context, fmt::format("{} warm-ups, median of {} steps", counts.warmup, counts.repeats));
   Json out;
   out["schema"] = "flashlab.bench-parallel/1";
+  out["environment"] = base::read_json<Json>(lab::to_json(file_of_run))["environment"];
   out["model"] = model->name;
   out["ranks"] = ranks.size();
   out["batch"] = options.batch;

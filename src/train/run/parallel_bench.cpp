@@ -91,7 +91,7 @@ Status time_list(StepExecutor& executor, const Ranks& ranks, const BenchCounts& 
   return {};
 }
 
-constexpr std::uint64_t kSeed = 1;
+constexpr std::uint64_t kTimedSeed = 1;
 
 // A step is one graph, and no operation of it is looked at; one list after the other, so that a GPU
 // holds the memory of one.
@@ -103,11 +103,11 @@ Result<ParallelTimes> time_on_gpus(const Context& context, const Ranks& ranks, S
   StepPlan silent = without_collectives(plan);
   std::unique_ptr<ParameterStore> store;
   {
-    Result<BoundStep> bound = make_step(context, std::move(plan), kSeed, ranks.of_steps());
+    Result<BoundStep> bound = make_step(context, std::move(plan), kTimedSeed, ranks.of_steps());
     if (Status s = ranks.agree(bound.status()); !s.ok()) return s;
     store = std::move(bound->parameters);
     const std::unique_ptr<StepExecutor> executor = std::move(bound->executor);
-    begin(*executor, kSeed);
+    begin(*executor, kTimedSeed);
     out.bytes = executor->memory().peak.bytes;
     out.held = executor->held_bytes();
     out.predicted = executor->memory().device_bytes();
@@ -119,7 +119,7 @@ Result<ParallelTimes> time_on_gpus(const Context& context, const Ranks& ranks, S
     runtime::Communicator* group = list == &silent ? nullptr : ranks.of_steps();
     auto executor = make_executor(context, std::move(*list), *store, group);
     if (Status s = ranks.agree(executor.status()); !s.ok()) return s;
-    begin(**executor, kSeed);
+    begin(**executor, kTimedSeed);
     if (Status s = time_list(**executor, ranks, counts, false, *samples); !s.ok()) return s;
   }
   out.step_ms = middle(with.slowest);
@@ -152,9 +152,9 @@ Result<ParallelTimes> time_parallel(const Context& context, const Ranks& ranks,
     return time_on_gpus(context, ranks, std::move(*plan), std::move(*gradients), counts);
   }
   StepPlan silent = without_collectives(*plan);
-  Result<BoundStep> bound = make_step(context, std::move(*plan), kSeed, ranks.of_steps());
+  Result<BoundStep> bound = make_step(context, std::move(*plan), kTimedSeed, ranks.of_steps());
   if (Status s = ranks.agree(bound.status()); !s.ok()) return s;
-  begin(*bound->executor, kSeed);
+  begin(*bound->executor, kTimedSeed);
   ParallelTimes out;
   out.bytes = bound->executor->memory().peak.bytes;
   out.held = bound->executor->held_bytes();
@@ -162,7 +162,7 @@ Result<ParallelTimes> time_parallel(const Context& context, const Ranks& ranks,
   Result<std::unique_ptr<StepExecutor>> alone =
       make_executor(context, std::move(silent), *bound->parameters);
   if (Status s = ranks.agree(alone.status()); !s.ok()) return s;
-  begin(**alone, kSeed);
+  begin(**alone, kTimedSeed);
   // In turns: what else the machine does meets both.
   Samples with, without;
   for (int i = 0; i < counts.warmup + counts.repeats; ++i) {
@@ -195,7 +195,7 @@ Result<OneRankTimes> time_one_rank(const Context& context, const Ranks& ranks,
     std::unique_ptr<StepExecutor> executor;
     Status made;
     if (store == nullptr) {
-      Result<BoundStep> bound = make_step(context, std::move(*plan), kSeed);
+      Result<BoundStep> bound = make_step(context, std::move(*plan), kTimedSeed);
       made = bound.status();
       if (bound.ok()) {
         store = std::move(bound->parameters);
@@ -207,7 +207,7 @@ Result<OneRankTimes> time_one_rank(const Context& context, const Ranks& ranks,
       if (second.ok()) executor = std::move(*second);
     }
     if (Status s = ranks.agree(made); !s.ok()) return s;
-    begin(*executor, kSeed);
+    begin(*executor, kTimedSeed);
     Samples samples;
     if (Status s = time_list(*executor, ranks, counts, false, samples); !s.ok()) return s;
     (mode == StepMode::kFull ? out.step_ms : out.gradients_ms) = middle(samples.slowest);

@@ -139,6 +139,31 @@ void write_rows(const std::string& file, const Json& out) {
   }
 }
 
+// All but the rows.
+Json head_of_rows(const Context& context, const train::Ranks& ranks, const std::string& model,
+                  const train::StepOptions& options, const train::BenchCounts& counts,
+                  const Table& table) {
+  lab::ResultFile file_of_run;
+  file_of_run.environment = environment_of(
+      context, fmt::format("{} warm-ups, median of {} steps", counts.warmup, counts.repeats));
+  Json out;
+  out["schema"] = "flashlab.bench-parallel/1";
+  out["environment"] = base::read_json<Json>(lab::to_json(file_of_run))["environment"];
+  out["model"] = model;
+  out["ranks"] = ranks.size();
+  out["batch"] = options.batch;
+  out["batch_per_rank"] = options.batch / ranks.size();
+  out["context"] = options.context;
+  out["precision"] = to_string(options.precision);
+  out["device"] = device_words(context);
+  if (table.one_rank) {
+    out["one_rank"] = {{"step_ms", table.one_rank->step_ms},
+                       {"gradients_ms", table.one_rank->gradients_ms}};
+  }
+  out["rows"] = Json::array();
+  return out;
+}
+
 }  // namespace
 
 int run_bench_parallel(const Arguments& arguments) {
@@ -176,7 +201,13 @@ int run_bench_parallel(const Arguments& arguments) {
     table.one_rank = *one;
   }
   if (prints) print_heading(table);
-  Json rows = Json::array();
+  Json out = head_of_rows(context, ranks, model->name, options, counts, table);
+  // After each mode, so that an interruption loses no more than the mode it stops; a pipe has one.
+  const auto keep = [&](Json row) {
+    out["rows"].push_back(std::move(row));
+    const bool last = out["rows"].size() == modes.size();
+    if (ranks.leads() && file && (file != "-" || last)) write_rows(*file, out);
+  };
   for (const train::ParallelOptions& mode : modes) {
     ranks.parallel = mode;
     const Result<train::ParallelTimes> times =
@@ -184,12 +215,12 @@ int run_bench_parallel(const Arguments& arguments) {
     if (!times.ok() && times.status().code() == StatusCode::kOutOfMemory) {
       if (prints)
         print_line(fmt::format("{:16} {}", words_of_mode(mode), times.status().message()));
-      rows.push_back({{"mode", to_string(mode.mode)}, {"error", times.status().message()}});
+      keep({{"mode", to_string(mode.mode)}, {"error", times.status().message()}});
       continue;
     }
     if (!times.ok()) fail_among(ranks, times.status());
     if (prints) print_mode(mode, *times, table);
-    rows.push_back(row_of_mode(mode, *times, table));
+    keep(row_of_mode(mode, *times, table));
   }
   if (prints) {
     print_line(
@@ -202,26 +233,6 @@ int run_bench_parallel(const Arguments& arguments) {
           "step, over the mode's.");
     }
   }
-  if (!ranks.leads() || !file) return kExitOk;
-  lab::ResultFile file_of_run;
-  file_of_run.environment = environment_of(
-      context, fmt::format("{} warm-ups, median of {} steps", counts.warmup, counts.repeats));
-  Json out;
-  out["schema"] = "flashlab.bench-parallel/1";
-  out["environment"] = base::read_json<Json>(lab::to_json(file_of_run))["environment"];
-  out["model"] = model->name;
-  out["ranks"] = ranks.size();
-  out["batch"] = options.batch;
-  out["batch_per_rank"] = options.batch / ranks.size();
-  out["context"] = options.context;
-  out["precision"] = to_string(options.precision);
-  out["device"] = device_words(context);
-  if (table.one_rank) {
-    out["one_rank"] = {{"step_ms", table.one_rank->step_ms},
-                       {"gradients_ms", table.one_rank->gradients_ms}};
-  }
-  out["rows"] = rows;
-  write_rows(*file, out);
   return kExitOk;
 }
 

@@ -64,10 +64,12 @@ Case drawn_tiles() {
   return out;
 }
 
-// The first tile of queries sees no key of the second consumer.
+// The first tile of queries sees no key of the second consumer, and is asked about where heads do
+// not go abreast.
 Case diagonal() {
   Case out = group();
   out.name = "diagonal";
+  out.heads_k = out.heads_q;
   out.causal = Causal::kTopLeft;
   return out;
 }

@@ -67,7 +67,7 @@ constexpr int kSequenceSlots = 11, kSequenceNumbers = 15;
 
 /// What slots of a ragged batch are. `in`: count, rows, offsets, used rows, all int64. Behind the
 /// slots' numbers two filled tensors: 8 scalars, and 8 rows of 3; then the rows of all keys,
-/// and four numbers of each sequence in each of two caches.
+/// four numbers of each sequence in each of two caches, and what tiles have there.
 inline Primitive sequence_kernel() {
   return primitive("sequence_slots", "struct Config {};", {"tile/sequence.h"},
                    "const Int64* in, int* out",
@@ -111,6 +111,16 @@ inline Primitive sequence_kernel() {
     *of_caches++ = rows.padding;
     *of_caches++ = rows.length;
     *of_caches++ = rows.wrong;
+  }
+  Sequences cached = list;
+  cached.k = side;
+  cached.k.most = 8;
+  for (int n = -1; n <= count; ++n) {
+    const SequenceRows keys = cached_keys(cached, whole, n);
+    *of_caches++ = keys.length + 100 * keys.too_long;
+    if (n < 0 || n == count) continue;
+    const CachedPlace place = cached_place(cached, padded, n);
+    *of_caches++ = static_cast<int>(place.entry) + 100 * place.padding + 1000 * place.page_size;
   }
 )");
 }

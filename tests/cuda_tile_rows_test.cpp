@@ -83,8 +83,17 @@ TEST_F(TileRows, SequenceSlots) {
   }
   const std::size_t numbers = expected.size();
   // In entries 2, 2, 13 and 13 of 5, padded as much, of 20 rows; in entries 0 to 3 of 3.
-  const std::vector<std::uint32_t> caches = {2, 0, 0, 1, 2, 2, 7, 0, 13, 0, 0, 1, 13, 0, 0, 1,
-                                             0, 0, 0, 0, 1, 0, 9, 0, 2,  0, 0, 0, 3,  0, 0, 1};
+  std::vector<std::uint32_t> caches = {2, 0, 0, 1, 2, 2, 7, 0, 13, 0, 0, 1, 13, 0, 0, 1,
+                                       0, 0, 0, 0, 1, 0, 9, 0, 2,  0, 0, 0, 3,  0, 0, 1};
+  // Of the latter at most 8 keys are taken, and none of sequences before and behind; then places
+  // in the former, whose pages have one key.
+  caches.push_back(0);
+  for (std::size_t n = 0; n < 4; ++n) {
+    const std::uint32_t length = caches[16 + 4 * n + 2];
+    caches.push_back(length + 100 * (length > 8 || caches[16 + 4 * n + 3] != 0));
+    caches.push_back(caches[4 * n] + 100 * caches[4 * n + 1] + 1000);
+  }
+  caches.push_back(0);
   const Words before(numbers + 33 + caches.size(), 0xdeadbeef);
   expected.resize(before.size(), 0xdeadbeef);
   for (std::size_t i = 2; i < 5; ++i) {

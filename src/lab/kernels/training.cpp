@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "train/cuda/lowering.h"
+#include "train/parallel/data_parallel.h"
 #include "train/step/step.h"
 
 namespace flashlab::lab {
@@ -19,11 +20,12 @@ struct Step {
   bool textbook = false;  ///< unfused operations and naive attention
   train::StepMode mode = train::StepMode::kFull;
   std::int64_t vocabulary = 0;  ///< 0: the model's
+  int ranks = 1;                ///< the first one's step, of zero1
 };
 
 // Both families in both types, fp16 with its scaled loss, a width of several warps, dropout, a
-// vocabulary whose rows are not aligned, the textbook's operations, one token at a time, and a
-// vocabulary whose rows of logits a multiprocessor does not hold.
+// vocabulary whose rows are not aligned, the textbook's operations, one token at a time, a
+// vocabulary whose rows of logits a multiprocessor does not hold, and one rank of two.
 constexpr Step kSteps[] = {
     {"small", train::Precision::kBf16},
     {"small", train::Precision::kFp32},
@@ -34,7 +36,8 @@ constexpr Step kSteps[] = {
     {"small", train::Precision::kFp16},
     {"small", train::Precision::kBf16, 0, true},
     {"small", train::Precision::kBf16, 0, false, train::StepMode::kDecode},
-    {.model = "small", .precision = train::Precision::kBf16, .vocabulary = 151936}};
+    {.model = "small", .precision = train::Precision::kBf16, .vocabulary = 151936},
+    {.model = "small", .precision = train::Precision::kBf16, .ranks = 2}};
 
 KernelVariant variant_of(const Step& step, const runtime::Step& made,
                          const runtime::KernelWork& work) {
@@ -64,16 +67,24 @@ std::vector<KernelVariant> training_variants(const cuda::DeviceInfo& device) {
     model.layers = 1;
     if (step.vocabulary != 0) model.vocabulary = step.vocabulary;
     const bool decodes = step.mode == train::StepMode::kDecode;
-    const auto plan = train::build_step(model, {.batch = decodes ? 1 : 4,
-                                                .context = decodes ? 0 : 512,
-                                                .mode = step.mode,
-                                                .precision = step.precision,
-                                                .gpu = true,
-                                                .attention = step.textbook ? "naive" : "",
-                                                .fused = !step.textbook});
+    const train::StepOptions options{.batch = decodes ? 1 : 4,
+                                     .context = decodes ? 0 : 512,
+                                     .shares = step.ranks,
+                                     .ranks = step.ranks,
+                                     .mode = step.mode,
+                                     .precision = step.precision,
+                                     .gpu = true,
+                                     .attention = step.textbook ? "naive" : "",
+                                     .fused = !step.textbook};
+    const auto plan = step.ranks == 1 ? train::build_step(model, options)
+                                      : train::build_parallel_step(
+                                            model, options, {.mode = train::ParallelMode::kZero1});
     if (!plan.ok()) continue;
     runtime::Program program;
-    if (!train::lower(*plan, train::plan_memory(*plan), device, nullptr, program).ok()) continue;
+    if (!train::lower(*plan, train::plan_memory(*plan), device, nullptr, program, {0, step.ranks})
+             .ok()) {
+      continue;
+    }
     for (const auto& [made, kernel] : program.kernels()) {
       if (!seen.insert(kernel->spec.entry + kernel->spec.config).second) continue;
       out.push_back(variant_of(step, *made, *kernel));

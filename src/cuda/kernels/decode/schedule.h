@@ -151,7 +151,7 @@ struct DecodeSegment {
     const int end = smaller((first + taken) << all.grain_log2, divide_up(of.seen.end, kUnitKeys));
     // What a grain has before the first visible key is left out.
     first_unit = larger(first << all.grain_log2, of.seen.begin / kUnitKeys);
-    units = larger(end - first_unit, 0);
+    units = mutation::last_tile<Config>(larger(end - first_unit, 0));
     const int block = static_cast<int>(blockIdx.x), head = block - place.range * all.spread;
     const int tiles = of.tiles_of_head(args);
     const int of_head = all.heads > 1 ? place.tile / tiles : 0;

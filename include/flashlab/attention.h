@@ -231,7 +231,7 @@ class Plan {
 /// batch, pages, pages_per_sequence or cache entries and have at most its own (more than none), so
 /// that calls of any totals share a few plans, and no size is read from the device. Its problem()
 /// is the largest of the class: tokens and pages of a sequence at most a quarter more than asked,
-/// the others and the hints (beyond 16) up to a power of two.
+/// the others and the hints (beyond 16) up to a power of two; its workspace is that problem's.
 /// Errors: kInvalidArgument (shapes, strides, dtypes, scale, heads, causal without alignment),
 /// kUnsupported (what the implementation lacks, what is required and supported, and which
 /// implementation of the device has it).
@@ -279,7 +279,7 @@ Status prepare(const Context& context, const Plan& plan);
 ///             tensor is read or written, and a sequence that is longer than its mask gets NaN.
 ///             FLASHLAB_CHECK_SEQUENCES=1 in the environment reads lengths back before each call on
 ///             a GPU, which waits for its stream, and judges them as on a CPU.
-///             CPUs have them, and GPUs in fp16 and bf16. Where a GPU's sm80 or sm90 is named and k
+///             CPUs have them, and GPUs but for fp64. Where a GPU's sm80 or sm90 is named and k
 ///             is dense, a seqused_k beyond k is clamped, not NaN as in a cache
 /// Caches      as Sequences, with the keys that ForwardTensors says; forward alone. Positions count
 ///             from a sequence's first key: padding, and where pages lie, change nothing. On a CPU

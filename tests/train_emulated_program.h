@@ -1,7 +1,7 @@
 #pragma once
 
 // A lowered step with its memory on the CPU: what a GPU would run, kernel by kernel. Attention is
-// naive or cached: the library's own needs a GPU.
+// naive or the test's own: the library's needs a GPU.
 
 #include <gtest/gtest.h>
 
@@ -50,8 +50,9 @@ class EmulatedProgram {
     EXPECT_TRUE(store.ok());
     store_.emplace(std::move(*store));
     store_->initialize(7);
-    auto lowered = lower(plan_, plan_memory(plan_), small_gpu(), nullptr, program_,
-                         {options.rank, options.ranks});
+    memory_ = plan_memory(plan_);
+    auto lowered =
+        lower(plan_, memory_, small_gpu(), nullptr, program_, {options.rank, options.ranks});
     EXPECT_TRUE(lowered.ok()) << lowered.status().message();
     lowered_ = std::move(*lowered);
     workspace_.resize(program_.workspace_bytes() + 256, std::byte{0xff});
@@ -63,11 +64,17 @@ class EmulatedProgram {
     std::memcpy(region(lowered_.constants_buffer), lowered_.constants.data(),
                 4 * lowered_.constants.size());
   }
+  virtual ~EmulatedProgram() = default;
   /// The steps of a phase; all of them where none is named.
   void run(std::string_view phase = "") {
     if (phase.empty()) begin();
-    for (const runtime::Step& step : program_.steps()) {
-      if (step.scope.starts_with(phase)) run(step);
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
+      for (; next < program_.steps().size() && lowered_.operation_of[next] == i; ++next) {
+        const runtime::Step& step = program_.steps()[next];
+        if (step.scope.starts_with(phase)) run(step);
+      }
+      compute(plan_.operations[i]);
     }
   }
   void begin() {
@@ -97,6 +104,14 @@ class EmulatedProgram {
   const ParameterStore& store() const { return *store_; }
   const StepPlan& plan() const { return plan_; }
 
+ protected:
+  /// Behind an operation's steps: what has none, because the library does it on a GPU.
+  virtual void compute(const Operation&) {}
+  float* activation(TensorId id) {
+    return reinterpret_cast<float*>(region(lowered_.gradients.buffer) +
+                                    memory_.offsets[static_cast<std::size_t>(id)]);
+  }
+
  private:
   template <class F>
   void with_call(const F& f) {
@@ -111,6 +126,7 @@ class EmulatedProgram {
 
   std::int64_t vocabulary_;
   StepPlan plan_;
+  MemoryPlan memory_;
   std::optional<ParameterStore> store_;
   runtime::Program program_;
   LoweredStep lowered_;

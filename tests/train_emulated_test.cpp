@@ -7,24 +7,15 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <optional>
 
-#include "runtime/cuda/known_gpus.h"
 #include "train/cuda/kernel_steps.h"
 #include "train/run/generator.h"
 #include "train/run/step_executor.h"
 #include "train/step/step.h"
-#include "train_emulated.h"
+#include "train_emulated_program.h"
 
 namespace flashlab::train::testing {
 namespace {
-
-// Few multiprocessors: few rows are many turns of every block.
-cuda::DeviceInfo small_gpu() {
-  cuda::DeviceInfo out = *cuda::known_gpu("sm_90a");
-  out.multiprocessors = 3;
-  return out;
-}
 
 // One of each kind and way; FLASHLAB_EMULATE_ALL=1 in the environment: all cases, in fp32, too.
 bool emulates_all() {
@@ -108,79 +99,14 @@ INSTANTIATE_TEST_SUITE_P(Hostile, TrainEmulated,
 // Whole programs. Attention is naive, or the test's own over a cache: the library's needs a GPU.
 // ---------------------------------------------------------------------------------------------
 
-ModelConfig small_model(Family family) {
-  return {.name = "test",
-          .family = family,
-          .vocabulary = 21,
-          .context = 10,
-          .width = 16,
-          .hidden = 24,
-          .layers = 1,
-          .heads = 2};
-}
-
-/// A lowered list with its memory: parameters in a store, everything else in one workspace.
-class EmulatedProgram {
+class DecodingProgram : public EmulatedProgram {
  public:
-  EmulatedProgram(const ModelConfig& model, StepOptions options) : vocabulary_(model.vocabulary) {
-    options.gpu = true;
-    Result<StepPlan> plan = build_step(model, options);
-    EXPECT_TRUE(plan.ok());
-    plan_ = std::move(*plan);
-    Result<ParameterStore> store = ParameterStore::create(plan_);
-    EXPECT_TRUE(store.ok());
-    store_.emplace(std::move(*store));
-    store_->initialize(7);
-    memory_ = plan_memory(plan_);
-    auto lowered = lower(plan_, memory_, small_gpu(), nullptr, program_);
-    EXPECT_TRUE(lowered.ok()) << lowered.status().message();
-    lowered_ = std::move(*lowered);
-    workspace_.resize(program_.workspace_bytes() + 256, std::byte{0xff});
-    // Gaps between gradients are zero, as in memory that an executor has allocated.
-    std::memset(region(lowered_.gradients.buffer) + lowered_.gradients.offset_bytes, 0,
-                static_cast<std::size_t>(4 * plan_.arena_elements));
-    std::memcpy(region(lowered_.constants_buffer), lowered_.constants.data(),
-                4 * lowered_.constants.size());
-  }
-  /// The steps of a phase; all of them where none is named.
-  void run(std::string_view phase = "") {
-    std::byte* batch = region(lowered_.batch_buffer);
-    if (phase.empty() && lowered_.batch.micro_batches > 0)
-      sort_tokens(lowered_.batch, vocabulary_, batch);
-    void* tensors[] = {store_->values(), store_->copies(), store_->first_moments(),
-                       store_->second_moments(), nullptr};
-    void* workspace = workspace_.data();
-    const runtime::Call call = {.tensors = tensors, .workspaces = {&workspace, 1}};
-    std::size_t next = 0;
-    for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
-      for (; next < program_.steps().size() && lowered_.operation_of[next] == i; ++next) {
-        const runtime::Step& step = program_.steps()[next];
-        if (step.scope.starts_with(phase)) run_emulated(program_, step, call);
-      }
-      if (plan_.operations[i].has(Slot::kCache)) attend(plan_.operations[i]);
-    }
-  }
-  void* data(TensorId id) {
-    const int buffer =
-        plan_.tensor(id).role == Role::kResult ? lowered_.results_buffer : lowered_.batch_buffer;
-    return region(buffer) + lowered_.offsets[static_cast<std::size_t>(id)];
-  }
-  Numbers numbers(TensorId id) {
-    return from_bytes(plan_.tensor(id).element, data(id), plan_.tensor(id).elements());
-  }
-  std::byte* gradients() {
-    return region(lowered_.gradients.buffer) + lowered_.gradients.offset_bytes;
-  }
-  const ParameterStore& store() const { return *store_; }
-  const StepPlan& plan() const { return plan_; }
+  using EmulatedProgram::EmulatedProgram;
 
- private:
-  float* activation(TensorId id) {
-    return reinterpret_cast<float*>(region(lowered_.gradients.buffer) +
-                                    memory_.offsets[static_cast<std::size_t>(id)]);
-  }
+ protected:
   // One token over a cache of this test's own, in fp32: rows of keys and values, side by side.
-  void attend(const Operation& operation) {
+  void compute(const Operation& operation) override {
+    if (!operation.has(Slot::kCache)) return;
     const auto& a = std::get<AttentionAttributes>(operation.attributes);
     const auto width = static_cast<std::size_t>(a.width()),
                dim = static_cast<std::size_t>(a.head_dim);
@@ -206,37 +132,10 @@ class EmulatedProgram {
       activation(operation.out(Slot::kO))[column] = static_cast<float>(weighted / sum);
     }
   }
-  std::byte* region(int buffer) {
-    return workspace_.data() + program_.buffers()[static_cast<std::size_t>(buffer)].offset_bytes;
-  }
 
-  std::int64_t vocabulary_;
-  StepPlan plan_;
-  MemoryPlan memory_;
+ private:
   std::map<TensorId, std::vector<float>> caches_;
-  std::optional<ParameterStore> store_;
-  runtime::Program program_;
-  LoweredStep lowered_;
-  std::vector<std::byte> workspace_;
 };
-
-void fill(void* tokens, void* targets, void* scalars, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    static_cast<std::int32_t*>(tokens)[i] = static_cast<std::int32_t>(i * i % 21);
-    static_cast<std::int32_t*>(targets)[i] = static_cast<std::int32_t>(i * 7 % 21);
-  }
-  static_cast<double*>(scalars)[kLearningRate] = 1e-3;
-}
-
-// The arena's numbers without the gaps between parameters.
-Numbers parameters_of(const StepPlan& plan, Element element, const std::byte* arena) {
-  Numbers out;
-  for (const Parameter& each : plan.parameters) {
-    const std::byte* from = arena + each.offset * size_of(element);
-    for (const double number : from_bytes(element, from, each.elements)) out.push_back(number);
-  }
-  return out;
-}
 
 constexpr int kSteps = 2;
 
@@ -468,7 +367,7 @@ TEST(TrainEmulatedDecoding, LogitsAreThoseOfTheCpu) {
     auto reference = Generator::create(*context, model, options, *store);
     ASSERT_TRUE(reference.ok());
     options.precision = Precision::kFp32;
-    EmulatedProgram program(model, options);
+    DecodingProgram program(model, options);
     const StepPlan& plan = program.plan();
     for (std::int64_t position = 0; position < model.context; ++position) {
       const auto token = static_cast<std::int32_t>(position * 5 % 21);

@@ -35,27 +35,23 @@ struct Setting {
 constexpr double kTolerance = 1e-5;
 
 ModelConfig model_of(const Setting& setting) {
-  const bool gpt2 = setting.family == Family::kGpt2;
+  ModelConfig out = {.name = to_string(setting.family),
+                     .family = setting.family,
+                     .vocabulary = 61,
+                     .context = 24,
+                     .width = 32,
+                     .hidden = 80,
+                     .layers = 3,
+                     .heads = 4,
+                     .dropout = setting.family == Family::kGpt2 ? 0.1 : 0.0};
   if (setting.gpu) {
-    return {.name = to_string(setting.family),
-            .family = setting.family,
-            .vocabulary = 104,
-            .context = 40,
-            .width = 64,
-            .hidden = 192,
-            .layers = 3,
-            .heads = 2,
-            .dropout = gpt2 ? 0.1 : 0.0};
+    out.vocabulary = 104;
+    out.context = 40;
+    out.width = 64;
+    out.hidden = 192;
+    out.heads = 2;
   }
-  return {.name = to_string(setting.family),
-          .family = setting.family,
-          .vocabulary = 61,
-          .context = 24,
-          .width = 32,
-          .hidden = 80,
-          .layers = 3,
-          .heads = 4,
-          .dropout = gpt2 ? 0.1 : 0.0};
+  return out;
 }
 
 StepOptions options_of(const Setting& setting, int shares) {

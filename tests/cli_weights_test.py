@@ -122,6 +122,9 @@ class Weights(Folder):
                           tensors_of(os.path.join(narrow, "model.safetensors")).values()}, {"BF16"})
         self.assertAlmostEqual(self.scores("--checkpoint", narrow, "--text", text)[0]["loss"], loss,
                                delta=0.02)
+        with open(os.path.join(narrow, "config.json"), "w", encoding="utf-8") as file:
+            file.write('{"model_type":')
+        self.refused(["evaluate", "--checkpoint", narrow, "--text", text], "config.json", "no JSON")
         self.refused(["export", "--checkpoint", folder, "--output", out], "which holds something")
         self.refused(["export", "--checkpoint", folder], "--output PATH")
         self.refused(["export", "--checkpoint", folder, "--to", "llm.c", "--output",

@@ -140,6 +140,11 @@ bool is_hugging_face_folder(const fs::path& folder) {
   const Result<std::string> config = read_file(folder / "config.json");
   if (!config.ok()) return false;
   const auto json = base::read_json(*config);
+  // One that is damaged is told as such, beside weights.
+  std::error_code ignored;
+  if (json.is_discarded()) {
+    return fs::exists(folder / kWeights, ignored) || fs::exists(folder / kIndex, ignored);
+  }
   return json.is_object() && json.contains("model_type");
 }
 

@@ -5,7 +5,9 @@
 
   steps    whole steps (clipping, AdamW) of the CASES: PyTorch, ours, PyTorch again; time, tokens/s
            and peak memory. PyTorch's models are compiled --jobs at a time in groups that fit
-           on the device together, small ones first: the first group beside the parts before
+           on the device together and beside our step, small ones first: the first group beside
+           the parts before. A model that does not fit beside our step is timed before it alone; a
+           PyTorch that ends or lacks memory is a row without a time that says why
   parity   `flashlab check step` against records that bench/peers/train_parity.py makes here
   memory   2.7B at context 2048, batch 4, bf16, with checkpointing in groups of --groups layers:
            bytes that are predicted, and by which the device's free memory shrinks
@@ -23,12 +25,14 @@ has failed.
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import processes
@@ -39,11 +43,13 @@ PARTS = ("parity", "memory", "steps", "head", "kernels", "idle")
 SIZES = {"small": (768, 3072, 12, 12), "medium": (1024, 4096, 24, 16),
          "large": (1280, 5120, 36, 20), "xl-2025": (1600, 6400, 48, 25),
          "gpt2": (768, 3072, 12, 12), "gpt2-xl": (1600, 6400, 48, 25)}
-# GiB that PyTorch's step takes at most, on the way to its compiled form, too.
+# GiB that PyTorch's step takes at most, on the way to its compiled form, too; and ours.
 PEER_GIB = {"small": 4, "gpt2": 5, "small-tf32": 5, "small-fp32": 5, "medium": 10,
             "medium-tf32": 12, "medium-fp32": 12, "large": 20, "gpt2-batch64": 32, "xl-2025": 42,
             "gpt2-xl": 75}
-ROOM_GIB = 75  # for peers that hold memory together: the rest of 139 is for our step
+OWN_GIB = {"small": 3, "gpt2": 4, "small-tf32": 4, "small-fp32": 4, "medium": 8, "medium-tf32": 9,
+           "medium-fp32": 9, "large": 17, "gpt2-batch64": 22, "xl-2025": 35, "gpt2-xl": 61}
+CONTEXTS_GIB = 3  # what the processes of a group hold beside their models
 REPEATS = 20
 LEAST_SECONDS = 8  # a part is not begun with less
 
@@ -84,30 +90,53 @@ class Peer:
     """torch_step.py with one model: compiled once, timed when asked."""
 
     def __init__(self, python, case):
+        self.said = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [python, os.path.join(HERE, "peers", "torch_step.py")], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            stdout=subprocess.PIPE, stderr=self.said, text=True)
         self.request = case.request()
-        self.words = ""
+        self.words = "PyTorch"
+        self.failure = None  # the answer that says why there is no step
 
     def ask(self, request):
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-            return json.loads(self.process.stdout.readline())
+            answer = json.loads(self.process.stdout.readline())
         except (OSError, ValueError):
-            return {"status": "error", "message": "Python has ended", "ms": [], "peak_bytes": None}
+            answer = self.ended()
+        if answer["status"] != "ok":
+            self.failure = answer
+        return answer
+
+    def ended(self):
+        """An answer from the exit code, or the signal, and the last line on standard error."""
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            code = self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.said.seek(0)
+        lines = self.said.read().decode(errors="replace").strip().splitlines()
+        how = "answers no more" if code is None else "has ended"
+        if code is not None:
+            how += f" by signal {-code}" if code < 0 else f" with exit code {code}"
+        return {"status": "error", "message": f"Python {how}: {lines[-1] if lines else 'no word'}",
+                "ms": [], "peak_bytes": None}
 
     def prepare(self):
         try:
             self.words = json.loads(self.process.stdout.readline())["ready"]
         except ValueError:
-            return {"status": "error", "message": "no PyTorch"}
+            self.failure = self.ended()
+            return self.failure
         return self.ask(self.request)
 
     def close(self):
         self.process.kill()
         self.process.wait()
+        self.said.close()
 
 
 class Run(processes.Deadline):
@@ -118,6 +147,16 @@ class Run(processes.Deadline):
         self.arguments = arguments
         self.found = {}
         self.failed = False
+        self.memory_gib = self.device_memory()
+
+    def device_memory(self):
+        """GiB that the GPU has; a program that cannot say it is told of by the first part."""
+        _, text, _ = processes.run([self.arguments.program, "info", "--device", "cuda", "--json",
+                                    "-"], self.left())
+        try:
+            return json.loads(text)["environment"]["gpu_memory_bytes"] / 2**30
+        except (ValueError, KeyError, TypeError):
+            return 0
 
     def flashlab(self, name, arguments, limit=None):
         """The JSON of a command with --json, or None."""
@@ -207,7 +246,7 @@ def torch_head(run, *shape):
                                    os.path.join(HERE, "peers", "torch_head.py"),
                                    *map(str, shape)], run.left())
     if code != 0:
-        run.say(f"head: PyTorch ended with {code}: {text.strip()[-300:]}")
+        run.say(f"head: PyTorch ended with {code}: {text.strip().splitlines()[-1:]}")
         return None
     return json.loads(text.strip().splitlines()[-1])
 
@@ -325,40 +364,57 @@ def peer_row(case, ours, answers, words):
 
 
 def step(run, name, peer):
+    """A peer that does not fit beside our step is timed before it alone."""
     case = CASES[name]
-    answers = [peer.ask({"again": REPEATS})] if peer else []
+    alone = peer is not None and not fit_beside([name], run.memory_gib)
+    if peer and peer.failure:
+        answers = [peer.failure]
+    else:
+        answers = [peer.ask({"again": REPEATS}) for _ in range(1 + alone)] if peer else []
+    if peer and (alone or peer.failure):
+        peer.close()  # one that has failed holds memory, too
     record = run.flashlab("step-" + name,
                           ["bench", "step", "--device", "cuda", "--mode", "full", "--warmup", "10",
                            "--repeats", str(REPEATS), *case.flags()])
-    if peer:
+    if peer and not alone and not peer.failure:
         answers.append(peer.ask({"again": REPEATS}))
         peer.close()
     if record is None:
         return
     ours = record["results"][0]
-    line = (f"{name}: {ours['status']} {ours['median_ms']:.3f} ms, {ours['tokens_per_s']:.0f} "
-            f"tokens/s, {ours['peak_bytes'] / 2**30:.2f} GiB")
+    line = f"{name}: {ours['status']} {ours.get('message') or ''}"
+    if ours["median_ms"]:
+        line += (f"{ours['median_ms']:.3f} ms, {ours['tokens_per_s']:.0f} tokens/s, "
+                 f"{ours['peak_bytes'] / 2**30:.2f} GiB")
     if peer:
         row = peer_row(case, ours, answers, peer.words)
         record["results"].append(row)
         run.save("step-" + name, record)
+        line += f"; torch.compile {row['status']} {row['message']}"
         if row["median_ms"]:
-            ratio = row["median_ms"] / ours["median_ms"]
-            line += (f"; torch.compile {row['median_ms']:.3f} ms, {row['tokens_per_s']:.0f}, "
-                     f"{row['peak_bytes'] / 2**30:.2f} GiB: x {ratio:.2f}")
+            line += (f"{row['median_ms']:.3f} ms, {row['tokens_per_s']:.0f}, "
+                     f"{row['peak_bytes'] / 2**30:.2f} GiB")
+        if row["median_ms"] and ours["median_ms"]:
+            line += f": x {row['median_ms'] / ours['median_ms']:.2f}"
     run.say(line)
     run.found.setdefault("steps", []).extend(record["results"])
 
 
-def groups_of(names):
-    """The cases with peers, small ones first, in lists that fit on the device together."""
-    out, held = [], 0
+def fit_beside(names, memory_gib):
+    """Whether PyTorch's models hold memory together and leave enough for our step of each."""
+    return sum(PEER_GIB[name] for name in names) + max(OWN_GIB[name] for name in names) \
+        + CONTEXTS_GIB <= memory_gib
+
+
+def groups_of(names, memory_gib):
+    """The cases with peers, small ones first, in lists that fit on the device together; one that
+    does not fit beside our own step is a list of its own."""
+    out = []
     for name in sorted(names, key=PEER_GIB.get):
-        if not out or held + PEER_GIB[name] > ROOM_GIB:
-            out.append([])
-            held = 0
-        out[-1].append(name)
-        held += PEER_GIB[name]
+        if out and fit_beside([*out[-1], name], memory_gib):
+            out[-1].append(name)
+        else:
+            out.append([name])
     return out
 
 
@@ -367,7 +423,8 @@ def steps(run, pool, groups, begun):
     waiting = list(run.arguments.cases)
     for index, group in enumerate(groups):
         peers, futures = begun if index == 0 else prepared(run, pool, group)
-        for name, peer in ready_peers(run, peers, futures, len(waiting)).items():
+        ready = ready_peers(run, peers, futures, len(waiting))
+        for name, peer in sorted(ready.items(), key=lambda item: item[1].failure is None):
             if run.left() < LEAST_SECONDS:
                 peer.close()
             else:
@@ -388,24 +445,24 @@ def prepared(run, pool, names):
         peers[name] = Peer(run.arguments.python, CASES[name])
         begin = time.monotonic()
         answer = peers[name].prepare()
-        run.say(f"torch {name}: {answer['status']} {answer['message'][:100]} after "
+        run.say(f"torch {name}: {answer['status']} {answer['message'][:200]} after "
                 f"{time.monotonic() - begin:.0f} s")
-        return answer["status"] == "ok"
 
     return peers, {name: pool.submit(prepare, name) for name in names}
 
 
 def ready_peers(run, peers, futures, cases):
-    """The peers that are compiled while there is time to measure so many cases."""
+    """The peers that are compiled, or have failed, while there is time to measure the cases."""
     concurrent.futures.wait(futures.values(), max(run.left() - cases * LEAST_SECONDS, 1))
     out = {}
     for name, future in futures.items():
         future.cancel()
-        if future.done() and not future.cancelled() and future.result():
+        if future.done() and not future.cancelled():
+            future.result()
             out[name] = peers[name]
         elif name in peers:
             run.say(f"torch {name}: not ready")
-            peers[name].close()  # one that has failed holds memory, too
+            peers[name].close()
     return out
 
 
@@ -444,7 +501,8 @@ def main():
     if "steps" not in arguments.parts:
         arguments.peers = []
     pool = concurrent.futures.ThreadPoolExecutor(arguments.jobs)
-    groups = groups_of([name for name in arguments.peers if name in arguments.cases])
+    groups = groups_of([name for name in arguments.peers if name in arguments.cases],
+                       run.memory_gib)
     begun = prepared(run, pool, groups[0]) if groups else ({}, {})
     for name in arguments.parts:
         if run.left() < LEAST_SECONDS:

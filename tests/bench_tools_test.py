@@ -81,6 +81,83 @@ class Turns(unittest.TestCase):
         self.assertIn("--series paper: expected papers,", done.stderr)
 
 
+STEP = """#!/usr/bin/env python3
+import json, sys
+where = sys.argv[sys.argv.index("--json") + 1]
+if sys.argv[1] == "info":
+    print(json.dumps({"environment": {"gpu_memory_bytes": 80 << 30}}))
+    sys.exit()
+with open(sys.argv[0] + "-order", "a") as stream:
+    stream.write("ours ")
+row = {"implementation": "flashlab", "status": "ok", "message": "", "median_ms": 2.0,
+       "tokens_per_s": 1.0, "peak_bytes": 1}
+with open(where, "w") as stream:
+    json.dump({"results": [row], "environment": {"commit": "new"}}, stream)
+"""
+# Python without PyTorch; one whose PyTorch lacks memory; one that times its step.
+ENDS = "import sys\nsys.exit('ModuleNotFoundError: no torch')"
+ANSWERS = """import json, sys
+print(json.dumps({"ready": "torch 2"}), flush=True)
+for line in sys.stdin:
+    with open(sys.argv[0].replace("peer.py", "flashlab-order"), "a") as stream:
+        stream.write("torch ")
+    print(json.dumps({"status": "%s", "message": "%s", "ms": [4.0], "peak_bytes": 8}), flush=True)
+"""
+
+
+class Training(unittest.TestCase):
+    def rows(self, peer, case="small"):
+        """What a run records of a case, ours first, and what it says."""
+        with tempfile.TemporaryDirectory() as folder:
+            names = {"flashlab": STEP, "peer.py": peer,
+                     "python": f"#!/bin/sh\nexec {sys.executable} {folder}/peer.py\n"}
+            for name, text in names.items():
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as stream:
+                    stream.write(text)
+                os.chmod(os.path.join(folder, name), 0o755)
+            done = run("training.py", os.path.join(folder, "flashlab"), folder, "r", "--parts",
+                       "steps", "--cases", case, "--seconds", "60", "--python",
+                       os.path.join(folder, "python"))
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            with open(os.path.join(folder, "flashlab-order"), encoding="utf-8") as stream:
+                self.order = stream.read().split()
+            with open(os.path.join(folder, f"r-step-{case}.json"), encoding="utf-8") as stream:
+                return json.load(stream)["results"], done.stdout
+
+    def test_a_peer_that_ends_is_a_row_that_says_why(self):
+        rows, said = self.rows(ENDS)
+        self.assertEqual([row["status"] for row in rows], ["ok", "error"])
+        self.assertEqual(rows[1]["message"],
+                         "Python has ended with exit code 1: ModuleNotFoundError: no torch")
+        self.assertIsNone(rows[1]["median_ms"])
+        self.assertIn("no torch", said)
+
+    def test_a_peer_without_memory_is_a_row_that_says_so(self):
+        rows, _ = self.rows(ANSWERS % ("oom", "OutOfMemoryError: 80 GiB"))
+        self.assertEqual((rows[1]["status"], rows[1]["message"]),
+                         ("oom", "OutOfMemoryError: 80 GiB"))
+
+    def test_a_peer_too_large_for_both_is_timed_before_ours(self):
+        for case, order in (("small", ["torch", "torch", "ours", "torch"]),
+                            ("gpt2-xl", ["torch", "torch", "torch", "ours"])):
+            rows, said = self.rows(ANSWERS % ("ok", ""), case)
+            self.assertEqual(self.order, order)
+            self.assertEqual((rows[1]["median_ms"], rows[1]["samples"]), (4.0, 2))
+            self.assertIn("x 2.00", said)
+
+    def test_what_is_held_together_fits_on_the_device(self):
+        with unittest.mock.patch.object(sys, "path", [os.path.join(ROOT, "bench"), *sys.path]):
+            import training  # pylint: disable=import-outside-toplevel
+        cases = list(training.CASES)
+        for memory_gib in (39, 79, 139):
+            groups = training.groups_of(cases, memory_gib)
+            self.assertEqual(sorted(sum(groups, [])), sorted(cases))
+            for group in groups:
+                self.assertTrue(len(group) == 1 or training.fit_beside(group, memory_gib))
+        self.assertFalse(training.fit_beside(["gpt2-xl"], 79))
+        self.assertTrue(training.fit_beside(["gpt2-xl"], 139))
+
+
 class Grids(unittest.TestCase):
     def test_the_presets_are_those_of_the_program(self):
         absent = {name: unittest.mock.MagicMock()

@@ -36,7 +36,7 @@ struct Run {
   std::vector<double> losses;
 };
 
-// Collects a run; the moving mean is that of `train`.
+// Collects a run's losses and times.
 class Collector final : public train::TrainObserver {
  public:
   Collector(Run& run, std::int64_t steps) : run_(run), steps_(steps) {}
@@ -90,21 +90,18 @@ Run run_one(const Context& context, const train::TrainConfig& config, const fs::
 }
 
 std::string curves(const std::vector<Run>& runs, const std::string& subtitle) {
-  lab::report::LineChart chart;
+  lab::report::CurveChart chart;
   chart.id = "precision";
   chart.title = "Loss by precision";
   chart.subtitle = subtitle;
-  chart.x_label = "step";
-  chart.y_label = "nats per token, mean of about 20 steps";
+  chart.y_label = "nats per token: each step's, and the mean around it";
   int style = 1;
   for (const Run& run : runs) {
-    lab::report::Series series = {run.precision, style++, {}};
-    double smooth = 0;
+    lab::report::Curve curve = {.label = run.precision, .style = style++};
     for (std::size_t i = 0; i < run.losses.size(); ++i) {
-      smooth = i == 0 ? run.losses[0] : 0.95 * smooth + 0.05 * run.losses[i];
-      series.points.push_back({static_cast<double>(i + 1), smooth, ""});
+      curve.points.push_back({static_cast<double>(i + 1), run.losses[i]});
     }
-    chart.series.push_back(std::move(series));
+    chart.curves.push_back(std::move(curve));
   }
   return render(chart, lab::report::SvgUse::kFile);
 }

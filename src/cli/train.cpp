@@ -44,17 +44,25 @@ std::string one_line(const std::string& text) {
   return base::clean(out.substr(0, 200));
 }
 
+// The names of what is trained on.
+std::string data_words(const train::TrainConfig& config) {
+  const std::vector<std::string>& files = config.tokens.empty() ? config.text : config.tokens;
+  return files.empty() ? "tinyshakespeare (shipped)" : base::join(files, ", ");
+}
+
 class Progress final : public train::TrainObserver {
  public:
   Progress(const train::TrainConfig& config, std::int64_t first)
       : config_(config), first_(first), start_(Clock::now()) {}
 
   void stepped(const train::StepReport& report) override {
-    // A moving mean over about twenty steps, for the line and the curve.
+    // A moving mean over about twenty steps, for the line.
     smooth_ = smooth_ ? 0.95 * *smooth_ + 0.05 * report.loss : report.loss;
     milliseconds_ =
         milliseconds_ ? 0.95 * *milliseconds_ + 0.05 * report.milliseconds : report.milliseconds;
-    losses_.push_back({static_cast<double>(report.step), *smooth_, ""});
+    const auto step = static_cast<double>(report.step);
+    losses_.push_back({step, report.loss});
+    rates_.push_back({step, report.learning_rate});
     const double rate = static_cast<double>(report.tokens) / *milliseconds_ * 1e3;
     const double left = seconds() / static_cast<double>(report.step - first_) *
                         static_cast<double>(config_.steps - report.step);
@@ -72,7 +80,7 @@ class Progress final : public train::TrainObserver {
 
   void evaluated(std::int64_t step, double loss) override {
     validation_ = loss;
-    validations_.push_back({static_cast<double>(step), loss, ""});
+    validations_.push_back({static_cast<double>(step), loss});
     if (!line_.empty()) print_line(line_ + fmt::format("  (validation {:.4f})", loss));
   }
 
@@ -87,18 +95,23 @@ class Progress final : public train::TrainObserver {
   void clear() { bar_.clear(); }
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
-  std::string curve() const {
-    lab::report::LineChart chart;
+  lab::report::CurveChart curve() const {
+    const std::int64_t windows = config_.batch * config_.accumulate;
+    lab::report::CurveChart chart;
     chart.id = "loss";
-    chart.title = "Loss";
-    chart.subtitle =
-        fmt::format("{} layers, width {}, context {}, batch {}", config_.model.layers,
-                    config_.model.width, config_.model.context, config_.batch * config_.accumulate);
-    chart.x_label = "step";
+    chart.title = "Loss on " + data_words(config_);
+    chart.subtitle = fmt::format("{} layers, width {}, context {}, batch {}, {}",
+                                 config_.model.layers, config_.model.width, config_.model.context,
+                                 windows, train::to_string(config_.precision));
     chart.y_label = "nats per token";
-    chart.series = {{"training, mean of about 20 steps", 0, losses_},
-                    {"validation", 1, validations_}};
-    return render(chart, lab::report::SvgUse::kFile);
+    chart.curves = {{.label = "training, the mean around each step", .style = 1, .points = losses_},
+                    {.label = "validation",
+                     .style = 2,
+                     .form = lab::report::CurveForm::kDots,
+                     .points = validations_}};
+    chart.learning_rate = rates_;
+    chart.tokens_per_step = static_cast<double>(windows * config_.model.context);
+    return chart;
   }
 
   // What an interrupted run had drawn already.
@@ -112,11 +125,12 @@ class Progress final : public train::TrainObserver {
       if (!json.is_object()) continue;
       const double step = json.value("step", 0.0);
       if (json.contains("validation_loss")) {
-        validations_.push_back({step, json.value("validation_loss", 0.0), ""});
+        validations_.push_back({step, json.value("validation_loss", 0.0)});
       } else if (json.contains("loss")) {
         const double loss = json.value("loss", 0.0);
         smooth_ = smooth_ ? 0.95 * *smooth_ + 0.05 * loss : loss;
-        losses_.push_back({step, *smooth_, ""});
+        losses_.push_back({step, loss});
+        rates_.push_back({step, json.value("learning_rate", 0.0)});
       }
     }
   }
@@ -129,7 +143,7 @@ class Progress final : public train::TrainObserver {
   ProgressLine bar_;
   std::string line_;
   std::optional<double> smooth_, milliseconds_, validation_;
-  std::vector<lab::report::ChartPoint> losses_, validations_;
+  std::vector<lab::report::CurvePoint> losses_, rates_, validations_;
 };
 
 // "2 ranks, bucket of 25 MB · 2 shares"; of a run of one process its shares, if there are several.
@@ -151,14 +165,12 @@ void print_header(const train::Trainer& trainer, const Context& context,
                   const train::Ranks& ranks) {
   const train::TrainConfig& config = trainer.config();
   const train::ModelConfig& model = config.model;
-  const std::vector<std::string>& files = config.tokens.empty() ? config.text : config.tokens;
-  const std::string text = files.empty() ? "tinyshakespeare (shipped)" : base::join(files, ", ");
   print_line(fmt::format(
       "{} · {} · {} layers, width {}, {} heads, context {}, {:.2f} M parameters "
       "· {} · {}{}",
-      text, trainer.tokenizer().describe(), model.layers, model.width, model.heads, model.context,
-      static_cast<double>(train::parameter_count(model)) * 1e-6, device_words(context),
-      train::to_string(config.precision), ranks_words(config, ranks)));
+      data_words(config), trainer.tokenizer().describe(), model.layers, model.width, model.heads,
+      model.context, static_cast<double>(train::parameter_count(model)) * 1e-6,
+      device_words(context), train::to_string(config.precision), ranks_words(config, ranks)));
   const train::MemoryPlan& memory = trainer.executor().memory();
   const auto bytes = [&](train::Role role) {
     return lab::format_bytes(memory.peak.bytes[static_cast<std::size_t>(role)]);
@@ -270,7 +282,10 @@ int run_train(const Arguments& arguments) {
   Result<train::TrainOutcome> outcome = trainer->run(progress, interrupted());
   progress.clear();
   if (!outcome.ok()) fail_among(ranks, outcome.status(), kExitFailure);
-  if (const Status s = train::write_file(trainer->folder() / "loss.svg", progress.curve());
+  const lab::report::CurveChart curve = progress.curve();
+  for (const std::string& line : drawn_as_text(curve, terminal_width())) print_line(line);
+  if (const Status s = train::write_file(trainer->folder() / "loss.svg",
+                                         render(curve, lab::report::SvgUse::kFile));
       !s.ok()) {
     fail(s.message());
   }

@@ -42,6 +42,7 @@
 
 // Tables, pictures, pages.
 #include "lab/report/chart.h"
+#include "lab/report/curves.h"
 #include "lab/report/formats.h"
 #include "lab/report/group.h"
 #include "lab/report/ladder.h"

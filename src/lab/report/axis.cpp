@@ -112,6 +112,29 @@ double AxisRange::position(double value) const {
   return std::log(value / low) / std::log(high / low);
 }
 
+AxisRange linear_axis(const LinearRange& range) {
+  AxisRange axis;
+  double low = range.low, high = range.high;
+  if (high <= low) {  // one value: a range of its own size around it
+    const double half = low == 0 ? 0.5 : std::fabs(low) / 2;
+    low -= half;
+    high += half;
+  }
+  // Round ends may add a tick at each end, and all of them must fit.
+  const double least = (high - low) / std::max(1, range.most_ticks - (range.tight ? 1 : 2));
+  const double decade = std::pow(10.0, std::floor(std::log10(least)));
+  double step = 10 * decade;
+  for (const double candidate : {5.0, 2.0, 1.0}) {
+    if (candidate * decade >= least * (1 - 1e-9)) step = candidate * decade;
+  }
+  const double first = range.tight ? std::ceil(low / step - 1e-9) : std::floor(low / step + 1e-9);
+  const double last = range.tight ? std::floor(high / step + 1e-9) : std::ceil(high / step - 1e-9);
+  axis.low = range.tight ? low : first * step;
+  axis.high = range.tight ? high : last * step;
+  for (double i = first; i <= last; ++i) axis.ticks.push_back({i * step, plain(i * step)});
+  return axis;
+}
+
 AxisRange nice_axis(Scale scale, double low, double high) {
   switch (scale) {
     case Scale::kLinear:

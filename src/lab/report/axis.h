@@ -26,4 +26,13 @@ struct AxisRange {
 /// starts at 0. `low` and `high` are finite, on logarithmic scales positive.
 AxisRange nice_axis(Scale scale, double low, double high);
 
+/// A linear range that need not start at 0: [low, high] itself where `tight`, else with round ends
+/// around it; at most `most_ticks` round ticks lie in it. `low` and `high` are finite.
+struct LinearRange {
+  double low = 0, high = 1;
+  bool tight = false;
+  int most_ticks = 8;
+};
+AxisRange linear_axis(const LinearRange& range);
+
 }  // namespace flashlab::lab::report

@@ -54,6 +54,8 @@ std::string chart_styles() {
       ".fl-back{fill:#ffffff}.fl-track{fill:#eef0f3}"
       ".fl-line{fill:none;stroke:currentColor;stroke-width:2.25;stroke-linejoin:round;"
       "stroke-linecap:round}"
+      ".fl-thin{fill:none;stroke:currentColor;stroke-width:1;stroke-opacity:.35}"
+      ".fl-rate{fill:none;stroke:#8b94a1;stroke-width:1.25;stroke-dasharray:5 4}"
       ".fl-fill{fill:currentColor}.fl-mark{fill:currentColor;stroke:none}"
       ".fl-whisker{stroke:#1f2937;stroke-width:1.5}"
       ".fl-chart .fl-small{font-size:12px}.fl-flame{fill-opacity:.35}.fl-band{fill-opacity:.6}"

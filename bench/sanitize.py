@@ -69,6 +69,16 @@ PROBLEMS = (
     ("cublas", "--heads 2 --seqlen 200 --seqlen-k 100 --causal=bottom-right --dtype fp32,bf16 "
                "--pass both"),
 )
+# Hopper's backward: tiles of keys cut into parts, then a group's heads abreast, whose blocks claim
+# the tiles of dQ that they clear. No case of `check` is large enough for these.
+LARGE = (
+    ("sm90", "--batch 1 --heads 1 --seqlen 512,1024 --head-dim 32,64,128 --causal --dtype bf16 "
+             "--pass backward"),
+    ("sm90", "--batch 8 --heads 16 --kv-heads 2 --seqlen 512 --head-dim 64,128 --causal "
+             "--dtype bf16 --pass backward"),
+    ("sm90", "--batch 4 --heads 32 --kv-heads 4 --seqlen 1024 --head-dim 128 --causal "
+             "--dtype bf16 --pass backward"),
+)
 # Both forms, rows in one chunk and in many, columns that fit vectors and that do not.
 WEIGHTED_SUM = "--rows 33,2000 --dim 7,100 --dtype fp32,fp16,bf16 --warmup 1 --repeats 1 --check"
 # Two of the merges give no LSE, and their test copies that unwritten memory to the host all the
@@ -78,6 +88,10 @@ ALL_MERGES = "Shapes/Merge.*"
 MERGE_TEST = "cuda_inputs_test"
 # racecheck does not follow the barriers of NVIDIA's own products.
 ONLY_OURS = {("racecheck", "cublas"): ["--kernel-regex", "kns=flash_"]}
+# Nor one lane's arrival for its warp, by which Hopper's forward gives back a task: it runs before
+# each backward, with more tasks a block than its ring has places. With every lane's arrival
+# racecheck finds nothing there (H200, 2026-11-28).
+ONLY_BACKWARD = ("--kernel-regex", "kns=flash_bwd")
 BESIDES = ("cublas", "weighted-sum", "merge")  # what check.ours() does not name
 TESTS_PASSED = re.compile(r"\[  PASSED  \] (\d+) test")
 SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
@@ -109,15 +123,22 @@ def merge(tool, program):
     return Watched([test, f"--gtest_filter={MERGES.get(tool, ALL_MERGES)}"])
 
 
+def benched(tool, program, names, folder):
+    problems = [(*each, ()) for each in PROBLEMS] if tool == "initcheck" else []
+    problems += [(*each, ONLY_BACKWARD if tool == "racecheck" else ()) for each in LARGE]
+    for group, problem, options in problems:
+        chosen = ",".join(name for name in group.split(",") if name in names)
+        if chosen:
+            batch = [] if "--batch" in problem else ["--batch", "1"]
+            path = os.path.join(folder, f"{tool}-{chosen[:20]}-{len(problem)}.json")
+            yield Watched([program, "bench", "--device", "cuda", *batch, "--warmup", "1",
+                           "--repeats", "1", "--implementation", chosen, *problem.split(),
+                           "--json", path], path, options)
+
+
 def of_implementations(tool, program, names, folder):
+    yield from benched(tool, program, names, folder)
     if tool == "initcheck":
-        for group, problem in PROBLEMS:
-            chosen = ",".join(name for name in group.split(",") if name in names)
-            if chosen:
-                path = os.path.join(folder, f"{tool}-{chosen[:20]}-{len(problem)}.json")
-                yield Watched([program, "bench", "--device", "cuda", "--batch", "1", "--warmup",
-                               "1", "--repeats", "1", "--implementation", chosen,
-                               *problem.split(), "--json", path], path)
         return
     apart = names if tool == "racecheck" else [name for name in names if name == "cublas"]
     together = [name for name in names if name not in apart]

@@ -483,6 +483,16 @@ class Sanitize(unittest.TestCase):
         options = {run["command"].split()[-1]: run["options"] for run in record["runs"]}
         self.assertEqual(options, {"sm80": [], "cublas": ["--kernel-regex", "kns=flash_"]})
 
+    def test_racecheck_watches_backward_alone_where_forwards_ring_goes_round(self):
+        _, record = self.recorded("racecheck", "--implementation", "sm90")
+        large = [run for run in record["runs"] if " bench " in run["command"]]
+        self.assertEqual(len(large), 3)
+        for run in large:
+            self.assertEqual(run["options"], ["--kernel-regex", "kns=flash_bwd"])
+            self.assertIn("--pass backward", run["command"])
+        _, record = self.recorded("memcheck", "--implementation", "sm90")
+        self.assertEqual([run["options"] for run in record["runs"]], [[]] * 4)
+
     def test_without_cublas_the_record_says_what_is_missing(self):
         code, record = self.recorded("memcheck", CUBLAS="false")
         self.assertEqual((code, record["ok"]), (0, True))

@@ -1,5 +1,6 @@
-// Kernels of caches on an emulated block: faults of their order are seen, and entries of a table
-// and lengths that only the device knows poison their own sequence alone.
+// Kernels of caches on an emulated block, and who takes which of them: faults of their order are
+// seen, and entries of a table and lengths that only the device knows poison their own sequence
+// alone.
 
 #include <gtest/gtest.h>
 
@@ -9,7 +10,6 @@
 #include <optional>
 #include <random>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "attention_emulated_faults.h"
@@ -114,6 +114,7 @@ TEST(AttentionEmulatedCaches, FaultsOfHoppersCopiesAreSeen) {
 
 // The decode kernel whose keys the copy engine copies.
 constexpr const char* kDecodeBoxes = "decode_boxes";
+constexpr const char* kPortableFp32 = "sm80_fp32";
 
 // A tensor of these numbers, or of fp32 or bf16 numbers from 1/2 to 2.
 Tensor filled(lab::DeviceMemory& memory, std::mt19937& random, DType dtype,
@@ -153,8 +154,8 @@ class Pages {
     const Context context = emulated_context();
     const auto memory = emulated_memory();
     std::mt19937 random(1);
-    // sm80 has caches of fp32 alone, the others of 16 bits alone.
-    const DType type = std::string_view(implementation) == "sm80" ? DType::kFp32 : DType::kBf16;
+    const bool fp32 = implementation == kPortableFp32;
+    const DType type = fp32 ? DType::kFp32 : DType::kBf16;
     const auto numbers = [&](std::initializer_list<std::int64_t> shape) {
       return filled(*memory, random, type, shape);
     };
@@ -166,7 +167,7 @@ class Pages {
     tensors.seqused_k = filled(*memory, random, DType::kInt32, {2}, lengths.data());
     tensors.o = filled(*memory, random, DType::kFp32, {2, 1, kHeads, kDim});
     Options options;
-    options.implementation = boxes ? "decode" : implementation;
+    options.implementation = boxes ? "decode" : fp32 ? "sm80" : implementation;
     options.window = window;
     const auto made = plan(context, describe(tensors, options));
     EXPECT_TRUE(made.ok()) << made.status().message();
@@ -231,7 +232,7 @@ TEST_P(AttentionEmulatedPages, WrongPagesBeforeAWindowStayInTheirSequence) {
   for (const int entry : {-1, 9, 1 << 30}) {
     pages.table[0] = entry;
     const std::vector<float> got = pages.run(kernels, GetParam());
-    if (GetParam() == "sm80") {
+    if (GetParam() == "sm80" || GetParam() == kPortableFp32) {
       EXPECT_EQ(got, right);
     } else {
       expect_poisoned(0, got, right);
@@ -307,8 +308,33 @@ TEST(AttentionEmulatedCaches, DecreasingOffsetsStayInsideTheWorkspace) {
   EXPECT_EQ(results(right), first);
 }
 
+// No two features are refused together: fp64 is of CPUs, Hopper's kernels are of 16-bit types, and
+// its backward takes no mask and no order of dQ's sums, with or without another feature.
+TEST(AttentionEmulatedPairs, AreRefusedForATypeOrOneFeature) {
+  use_gpu({});
+  const Context context = emulated_context();
+  for (const Case& each : cases::pair_cases(128)) {
+    const bool half = each.dtype == DType::kFp16 || each.dtype == DType::kBf16;
+    const bool plain = each.mask == cases::MaskKind::kNone && !each.deterministic;
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      const auto taken_by = [&](const char* implementation) {
+        return plan(context, lab::problem_of(each, pass, implementation, context.device())).ok();
+      };
+      // Caches have no gradients. Pages of sm90 are multiples of 8 keys, without padding.
+      const bool portable = each.dtype == DType::kFp32 || half;
+      const bool forward_of_cache = !each.cache || pass == Pass::kForward;
+      EXPECT_EQ(taken_by("sm80"), portable && forward_of_cache) << each.name;
+      const bool odd =
+          each.cache && (each.cache->page_size % 8 != 0 || each.sequences[0].leftpad > 0);
+      const bool cached = each.cache && (pass == Pass::kBackward || odd);
+      EXPECT_EQ(taken_by("sm90"), !cached && half && (pass == Pass::kForward || plain))
+          << each.name;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, AttentionEmulatedPages,
-                         ::testing::Values("decode", kDecodeBoxes, "sm90", "sm80"),
+                         ::testing::Values("decode", kDecodeBoxes, "sm90", "sm80", kPortableFp32),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

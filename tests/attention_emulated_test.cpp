@@ -166,6 +166,14 @@ INSTANTIATE_TEST_SUITE_P(
                   kForward,
                   DType::kBf16,
                   {"chunk-causal", "chunk-fewer-keys", "chunk-window", "chunk-both-sides"}},
+        Selection{"sm80_forward_cached",
+                  "sm80",
+                  kForward,
+                  DType::kBf16,
+                  {"cache-padded-indexed", "cache-all", "cache-prefill", "pages-padded-of-3",
+                   "pages-window-beside", "pages-chunk", "pages-bool-mask", "pages-additive-mask",
+                   "pages-all"}},
+        Selection{"sm80_forward_cached_fp16", "sm80", kForward, DType::kFp16, {"pages-dropout"}},
         Selection{"sm80_backward", "sm80", kBackward, DType::kBf16, {"features-unequal"}},
         Selection{"sm80_backward_chunks",
                   "sm80",
@@ -253,6 +261,18 @@ INSTANTIATE_TEST_SUITE_P(
                   DType::kFp32,
                   {"cache-padded-indexed", "cache-prefill", "pages-padded-of-3",
                    "pages-window-beside", "pages-all"}},
+        Selection{"fp32_forward_chunks",
+                  "sm80",
+                  kForward,
+                  DType::kFp32,
+                  {"chunk-causal", "chunk-fewer-keys", "chunk-window", "chunk-both-sides",
+                   "ragged-chunk-causal", "pages-chunk"}},
+        Selection{"fp32_backward_chunks",
+                  "sm80",
+                  kBackward,
+                  DType::kFp32,
+                  {"chunk-causal", "chunk-fewer-keys", "chunk-window", "chunk-both-sides",
+                   "chunk-additive-mask", "chunk-of-one", "ragged-chunk", "ragged-chunk-causal"}},
         Selection{"fp32_backward", "sm80", kBackward, DType::kFp32, {"features-unequal"}},
         Selection{"fp32_backward_ragged",
                   "sm80",
@@ -274,30 +294,6 @@ INSTANTIATE_TEST_SUITE_P(
         hopper_rung("fa3_turns", "fa3-turns", DType::kFp16),
         hopper_rung("fa3_frozen", "fa3-frozen", DType::kFp16)),
     [](const auto& info) { return info.param.name; });
-
-// No two features are refused together: fp64 is of CPUs, Hopper's kernels are of 16-bit types, and
-// its backward takes no mask and no order of dQ's sums, with or without another feature.
-TEST(AttentionEmulatedPairs, AreRefusedForATypeOrOneFeature) {
-  use_gpu({});
-  const Context context = emulated_context();
-  for (const Case& each : cases::pair_cases(128)) {
-    const bool half = each.dtype == DType::kFp16 || each.dtype == DType::kBf16;
-    const bool plain = each.mask == cases::MaskKind::kNone && !each.deterministic;
-    for (const Pass pass : {kForward, kBackward}) {
-      const auto taken_by = [&](const char* implementation) {
-        return plan(context, lab::problem_of(each, pass, implementation, context.device())).ok();
-      };
-      // sm80 has caches of fp32. Pages of sm90 are multiples of 8 keys, without padding.
-      const bool fp32 = each.dtype == DType::kFp32;
-      const bool fp32_cache = fp32 && pass == kForward;
-      EXPECT_EQ(taken_by("sm80"), each.cache ? fp32_cache : half || fp32) << each.name;
-      const bool odd =
-          each.cache && (each.cache->page_size % 8 != 0 || each.sequences[0].leftpad > 0);
-      const bool cached = each.cache && (pass == kBackward || odd);
-      EXPECT_EQ(taken_by("sm90"), !cached && half && (pass == kForward || plain)) << each.name;
-    }
-  }
-}
 
 // Head dims above 128, dS of a few tiles at a time: heads in parts, keys of a head in parts, of
 // which the last ones see fewer queries.

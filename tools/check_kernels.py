@@ -54,12 +54,17 @@ SPILLS = {
     ("flash_bwd_sm80", "sm_90a", "kRagged true"): 108,
     # The same, d 128: seven words. Equal lengths take 1.04 of the dense call's time.
     ("flash_fwd_sm80", "sm_90a", "kRagged true"): 56,
+    # Keys in a cache: a row's address is found anew. With dropout, many queries, d 128: 24 bytes of
+    # stack.
+    ("flash_fwd_sm80", "sm_90a", "kCached true"): 96,
     # fp32, lengths of a sequence: once a tile of rows; d 128 three words, stored once.
     ("flash_bwd_fp32_rows", "sm_90a", "kRagged true"): 64,
     ("flash_fwd_fp32", "sm_90a", "kRagged true"): 20,
     # Causal, d 128: one word, stored and loaded, in one of the two ways in which NVRTC 13.0
     # compiles the same text.
     ("flash_bwd_fp32", "sm_90a"): 8,
+    # Chunks of keys: three words, stored and loaded once, d 128.
+    ("flash_bwd_fp32", "sm_90a", "kChunk true"): 24,
     # A window, softcap, ALiBi and dropout together, d 256: nine words.
     ("flash_fwd_sm80", "sm_90a"): 36,
     # One block makes the schedule of a ragged call, once. Not timed on such a GPU.

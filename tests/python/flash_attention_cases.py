@@ -39,10 +39,6 @@ FEATURES = {
 }
 
 
-# What no GPU's kernels have.
-ODD_CACHE = "caches of head dims that 8 does not divide"
-
-
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """max|lib - ref| <= factor max|pt - ref| + atol; atol None: the rounding of ref, twice."""
@@ -120,12 +116,8 @@ def lacks(sweep, case, device="cuda"):
     for name, asked in FEATURES.items():
         if asked(case):
             return name
-    if device == "cuda":
-        in_cache = case.get("page") or case.get("leftpad") or case.get("batch_idx")
-        if in_cache and case["d"] % 8 != 0:
-            return ODD_CACHE
-        if (case.get("dv") or 0) > 256:
-            return "head_dim_v over 256"
+    if device == "cuda" and (case.get("dv") or 0) > 256:
+        return "head_dim_v over 256"
     return ""
 
 

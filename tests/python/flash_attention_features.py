@@ -43,6 +43,13 @@ class Features(NamedTuple):
             kept=None if self.kept is None else self.kept[b:b + 1, :, :seqlen_q, :seqlen_k])
 
 
+def exact_sinks(features):
+    """The same, with a leaf of fp32 for sinks: its gradient is not rounded."""
+    if features.sinks is None:
+        return features
+    return features._replace(sinks=features.sinks.detach().float().requires_grad_())
+
+
 def draw(sweep, case, device):
     """What the case asks for, without `kept`."""
     batch, _, seqlen_k, heads, _, _, _ = sweep.shape(case)

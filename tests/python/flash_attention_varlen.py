@@ -153,7 +153,7 @@ def draw(sweep, case, device):
 def named(leaves, gradients):
     """Packed gradients as one; in flash-attn's order."""
     names = {1: ("dqkv",), 2: ("dq", "dkv"), 3: ("dq", "dk", "dv")}[len(leaves)]
-    return list(zip((*names, "dsink"), gradients))
+    return list(zip(names, gradients))
 
 
 def paged(case, leaves, keys):
@@ -200,12 +200,19 @@ def run_varlen(sweep, case, device, repeats):
         shape = (len(queries.used), leaves[0].shape[-2], queries.longest, keys.longest)
         features = features._replace(kept=features_of_tests.kept_pairs(
             shape, features.dropout_p, *seed, device))
-    outs += [formula(case, leaves, queries, keys, features, upcast) for upcast in (False, True)]
+    exact = features_of_tests.exact_sinks(features)
+    outs += [formula(case, leaves, queries, keys, features, False),
+             formula(case, leaves, queries, keys, exact, True)]
     g = torch.randn_like(outs[0])
-    wanted = leaves if features.sinks is None else [*leaves, features.sinks]
     triples = [("out", *(out.detach() for out in outs))]
-    results = [named(leaves, torch.autograd.grad(out, wanted, g, allow_unused=True))
-               for out in outs]
+    results, sinks = [], None
+    for which, out in enumerate(outs):
+        own = [features.sinks] if features.sinks is not None and which == 0 else []
+        gradients = torch.autograd.grad(out, [*leaves, *own], g, allow_unused=True,
+                                        retain_graph=features.sinks is not None)
+        results.append(named(leaves, gradients[:len(leaves)]))
+        if own:
+            sinks = maths.SinkGradient.of(gradients[-1], outs[-1], exact.sinks, g)
     for (name, got), (_, pt), (_, ref) in zip(*results):
         if ref is None or pt is None:  # no sequence has both queries and keys
             pt = ref = torch.zeros_like(got)
@@ -213,7 +220,7 @@ def run_varlen(sweep, case, device, repeats):
     rule = sweep.rule
     if case.get("softcap") and sweep.file != "fa2":  # as the originals
         rule = type(rule)(out=3, out_atol=rule.out_atol, grad=3, grad_atol=3e-4)
-    return maths.judge(triples, rule)
+    return maths.judge_all(triples, rule, sinks)
 
 
 def run_varlen_repeat(sweep, case, device, repeats):

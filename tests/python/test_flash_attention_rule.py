@@ -75,7 +75,30 @@ class Matrices(unittest.TestCase):
             self.assertEqual(len(runnable) + sum(counts.values()), matrix)
             self.assertEqual(set(counts), set(refused))
             self.assertGreater(len(runnable), 500, file)
-        self.assertLessEqual({"qv", "fp8", cases.ODD_CACHE}, seen)
+        self.assertLessEqual({"qv", "fp8", "head_dim_v over 256"}, seen)
+
+
+@unittest.skipUnless(torch, WHY)
+class Sinks(unittest.TestCase):
+    def test_their_gradient_is_held_to_the_roundings_of_its_terms(self):
+        torch.manual_seed(3)
+        g, out = torch.randn(2, 4000, 16, dtype=torch.float64)
+        sinks = torch.zeros(1, requires_grad=True)
+
+        def share(factor=1.0, rounded=True):
+            """Of -sum over terms of g out at a sink's weight of 1, out rounded or not."""
+            kept = out.bfloat16().double() if rounded else out
+            got = -(g * kept).sum()[None].float() * factor
+            formula = (-sinks * out.float())
+            return maths.SinkGradient.of(got.bfloat16(), formula, sinks, g.float()).share()
+
+        self.assertLess(share(), 1)
+        self.assertLess(share(rounded=False), 1)
+        terms = ((g * out) ** 2).sum().sqrt() / (g * out).sum().abs()
+        too_much = 2 ** -8 * (1 + 5 * 0.6 * terms.item()) * 2.5
+        self.assertGreater(share(1 + too_much), 1)
+        self.assertGreater(share(1 - too_much), 1)
+        self.assertGreater(share(math.nan), 1)
 
 
 @unittest.skipUnless(torch, WHY)

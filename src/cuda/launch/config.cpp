@@ -33,9 +33,11 @@ void print_mask(ConfigPrinter& config, const Problem& problem, CallForm form) {
 }
 
 // An element for every key, side by side: validation asks for an innermost stride of 1. Beside
-// ragged keys [total, heads, dim] its extent is that of one sequence's positions.
-bool dense(const TensorSpec& mask, const TensorSpec& k) {
-  return k.rank == 3 ? mask.shape[3] != 1 : mask.shape[3] == k.shape[1];
+// ragged keys [total, heads, dim] and pages its extent is that of one sequence's positions.
+bool dense(const Problem& problem) {
+  const std::int64_t extent = problem.mask->shape[3];
+  const bool own = problem.k.rank == 3 || problem.block_table;
+  return own ? extent != 1 : extent == problem.k.shape[1];
 }
 
 }  // namespace
@@ -60,7 +62,7 @@ CallForm call_form(const Problem& problem) {
     return row_alignment_bytes(spec) >= natural_alignment(spec);
   };
   bool aligned = natural(problem.q) && natural(problem.k) && natural(problem.v) &&
-                 natural(problem.o) && (!problem.mask || dense(*problem.mask, problem.k));
+                 natural(problem.o) && (!problem.mask || dense(problem));
   for (const auto* spec : {&problem.d_o, &problem.dq, &problem.dk, &problem.dv}) {
     aligned = aligned && (!spec->has_value() || natural(**spec));
   }

@@ -141,6 +141,24 @@ Case prefill_case(HeadDims dims, ElementType type) {
   return out;
 }
 
+// The same with a feature that the portable kernels have, two of each kind: many queries and few.
+void add_features_of_caches(std::vector<Case>& list, HeadDims dims, ElementType type) {
+  for (const std::int64_t queries : {2000, 3}) {
+    Case c = prefill_case(dims, type);
+    c.set_sequences({{.q = queries, .k = 5000}, {.q = 3, .k = 800}});
+    c.cache->page_size = 3;
+    list.push_back(c);
+    c.chunk = 100;
+    list.push_back(c);
+    c.chunk.reset();
+    c.mask = cases::MaskKind::kBool;
+    list.push_back(c);
+    c.mask = cases::MaskKind::kNone;
+    c.dropout = 0.1f;
+    list.push_back(c);
+  }
+}
+
 // Few queries of each sequence before a cache in pages. Of where keys lie a kernel knows how many
 // rows the copy engine takes at once: 1 row is copied by threads.
 Case cache_case(HeadDims dims, ElementType type, std::int64_t page_size = 16) {
@@ -205,13 +223,13 @@ void add_features(std::vector<Case>& list, HeadDims dims, ElementType type) {
       list.push_back(c);
       c.gradient_mode = GradientMode::kAccumulate;
       list.push_back(c);
-      if (type.dtype == DType::kFp32) continue;
       Case chunks = base;
       chunks.causal = causal;
       chunks.chunk = 100;
       list.push_back(chunks);
       chunks.deterministic = true;
       list.push_back(chunks);
+      if (type.dtype == DType::kFp32) continue;
       c.fp32_outputs = true;
       list.push_back(c);
       c.gradient_mode = GradientMode::kOverwrite;
@@ -392,6 +410,9 @@ std::vector<Case> representative_problems() {
     list.push_back(decode_case(dims, kTypes[2]));
     list.push_back(cache_case(dims, kTypes[0], 1));
     list.push_back(prefill_case(dims, kTypes[2]));
+    c = prefill_case(dims, kTypes[0]);
+    c.chunk = 100;
+    list.push_back(c);
     for (const Sizes& sizes : {kSizes[0], kSizes[1]}) {  // one with split keys
       c = make_case(sizes, dims, kTypes[0]);
       c.sinks = true;
@@ -429,6 +450,7 @@ std::vector<Case> variant_problems(VariantSelection selection) {
       list.push_back(ragged_case(dims, type));
       list.push_back(prefill_case(dims, type));
       list.push_back(decode_case(dims, type));
+      add_features_of_caches(list, dims, type);
       for (const std::int64_t page_size : {1, 8, 16, 64}) {
         list.push_back(cache_case(dims, type, page_size));
       }

@@ -38,14 +38,6 @@ Result<std::shared_ptr<internal::PlanState>> make_plan(const internal::ContextSt
     return too_large("heads_q with cu_seqlens or seqused", geometry.heads_q, kMaxRaggedHeads,
                      "split the heads into several calls");
   }
-  if (geometry.bounds.chunk > 0 && fp32) {
-    return Status::unsupported({"implementation 'sm80' with attention_chunk", "fp32",
-                                "fp16 or bf16", "give the chunks as a mask, or use a CPU"});
-  }
-  if (has_cache(problem) && !fp32) {
-    return Status::unsupported({"implementation 'sm80' with a cache", to_string(geometry.dtype),
-                                "fp32", "name none, or 'decode' or 'sm90'"});
-  }
   if (problem.pass == Pass::kForward) {
     return fp32 ? plan_sm80_forward_fp32(context, problem, geometry)
                 : plan_sm80_forward(context, problem, geometry);

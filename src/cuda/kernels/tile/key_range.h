@@ -58,6 +58,15 @@ struct Chunks {
     const int last = (end_key < keys ? end_key : keys) - 1;
     return last < 0 ? 0 : Int64(begin_of(last)) + size - shift;
   }
+  /// Whether some positions and some keys, `rows` and `count` from the first ones on, are all of
+  /// one chunk.
+  constexpr bool one_chunk(Int64 first, int rows, int key, int count) const {
+    return first_position(key + count - 1) <= first && first + rows <= first_position(key) + size;
+  }
+  /// Whether a position is of the chunk whose first position is `first`.
+  constexpr bool has(Int64 first, Int64 position) const {
+    return position >= first && position < first + size;
+  }
 };
 
 /// What a query position sees. The bounds are at most 2^61, so the sums do not overflow.

@@ -162,9 +162,9 @@ struct ThreadCopy {
     }
   }
 
-  /// The same for a last tile with missing rows, from its row 0.
-  template <int kFirst, int kEnd>
-  __device__ void last_passes(unsigned char* shared, const DenseRows& rows) const {
+  /// The same for rows of any source, from row 0 of their tile: of a last one, where some miss.
+  template <int kFirst, int kEnd, class RowSource>
+  __device__ void last_passes(unsigned char* shared, const RowSource& rows) const {
     load_passes<Layout, kRowBytes, kAlign, kThreads, kFirst, kEnd>(shared, rows, thread);
   }
 };

@@ -124,13 +124,14 @@ struct CachedPlace {
   Int64 pages;       ///< of k and v
   int padding, page_size;
 
-  /// A key of a head, fp32; null where its page lies outside of the cache.
-  __device__ const float* row(const Rows& rows, Int64 head, int key) const {
+  /// A key of a head; null where its page lies outside of the cache.
+  template <class Number = float>
+  __device__ const Number* row(const Rows& rows, Int64 head, int key) const {
     const int at = padding + key;
     const Int64 page = table != nullptr ? table[at / page_size] : entry;
     if (table != nullptr && (page < 0 || page >= pages)) return nullptr;
     const Int64 in_page = table != nullptr ? at % page_size : at;
-    return static_cast<const float*>(rows.data) + page * rows.batch_stride +
+    return static_cast<const Number*>(rows.data) + page * rows.batch_stride +
            head * rows.head_stride + in_page * rows.row_stride;
   }
 };

@@ -162,6 +162,8 @@ struct BackwardFp32Block : BackwardFp32Products<Config> {
     if constexpr (Config::kBoundedRight)
       needed |= Int64(first_key) + kKeys - 1 > first_row + s.right;
     if constexpr (Config::kBoundedLeft) needed |= first_key < Int64(first_row) + kRows - 1 - s.left;
+    if constexpr (has_chunks<Config>())
+      needed |= !Chunks(s).one_chunk(first_row, kRows, first_key, kKeys);
     return needed;
   }
 
@@ -177,6 +179,14 @@ struct BackwardFp32Block : BackwardFp32Products<Config> {
     const int most = static_cast<int>(min(mutation::right<Config>(s.right), Int64(0x7fffffff)));
     const int least = static_cast<int>(max(-s.left, -Int64(0x7fffffff)));
     const Int64 base = w.batch * args.mask.batch_stride + head * args.mask.head_stride;
+    unsigned chunk_size = 0;
+    int first_of_chunk[2] = {};  // queries of the two keys' chunks
+    if constexpr (has_chunks<Config>()) {
+      const Chunks chunks(s);
+      chunk_size = chunks.size;
+      for (int half = 0; half < 2; ++half)
+        first_of_chunk[half] = static_cast<int>(chunks.first_position(key + 8 * half));
+    }
 #pragma unroll
     for (int n = 0; n < kQueryTiles; ++n) {
       // Else the compiler would read all elements at once, into registers that there are not.
@@ -187,6 +197,8 @@ struct BackwardFp32Block : BackwardFp32Products<Config> {
         bool hidden = the_key >= s.seqlen_k;
         if constexpr (Config::kBoundedRight) hidden |= the_key - the_query > most;
         if constexpr (Config::kBoundedLeft) hidden |= the_key - the_query < least;
+        if constexpr (has_chunks<Config>())
+          hidden |= static_cast<unsigned>(the_query - first_of_chunk[i / 2]) >= chunk_size;
         if constexpr (Config::kMask != MaskTensor::kNone) {
           hidden |= the_query >= s.seqlen_q;
           const float added = hidden ? 0.0f : mask_value(args, base, the_query, the_key);

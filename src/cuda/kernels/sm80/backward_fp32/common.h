@@ -30,6 +30,7 @@
 #include "ptx/warp.h"
 #include "sm80/backward_fp32/tiles.h"
 #include "sm80/terms/terms.h"
+#include "tile/key_range.h"
 #include "tile/mutation.h"
 #include "tile/probability.h"
 #include "tile/score.h"
@@ -195,9 +196,16 @@ struct BackwardFp32 {
     if constexpr (Config::kBoundedRight) first = min(end, max(Int64(0), w.first_key - s.right));
     if constexpr (Config::kBoundedLeft)
       end = max(first, min(end, Int64(w.first_key) + kKeys + s.left));
+    if constexpr (has_chunks<Config>()) {
+      const Chunks chunks(s);
+      first = max(first, min(Int64(s.seqlen_q), chunks.first_position(w.first_key)));
+      end = min(end, max(Int64(0), chunks.end_position(w.first_key + kKeys)));
+    }
     w.first = static_cast<int>(first / kRows);
     const int last = static_cast<int>((end + kRows - 1) / kRows);
     w.end = first < end ? mutation::last_tile<Config>(last) : w.first;
+    // first_block_of_step() counts on it that a block visits all steps from the one to the other.
+    if constexpr (has_chunks<Config>()) w.end = max(w.first, mutation::last_tile<Config>(last));
   }
 
   /// The sequence's arguments, written by thread 0. Called by all threads.
@@ -245,15 +253,21 @@ struct BackwardFp32 {
 
   /// The first block of keys that visits a step: blocks from there on add to its dq in order.
   static __device__ int first_block_of_step(const Shape& s, int step) {
-    if constexpr (Config::kBoundedLeft)
-      return static_cast<int>(max(Int64(0), Int64(step) * kRows - s.left) / kKeys);
-    return 0;
+    Int64 key = 0;
+    if constexpr (Config::kBoundedLeft) key = max(key, Int64(step) * kRows - s.left);
+    if constexpr (has_chunks<Config>())
+      key = max(key, Int64(Chunks(s).keys_of(step * kRows).begin));
+    return static_cast<int>(key / kKeys);
   }
 
   static __device__ bool sees(const Shape& s, Int64 query, Int64 key) {
     bool seen = key < s.seqlen_k && query < s.seqlen_q;
     if constexpr (Config::kBoundedRight) seen &= key <= query + mutation::right<Config>(s.right);
     if constexpr (Config::kBoundedLeft) seen &= key >= query - mutation::left<Config>(s.left);
+    if constexpr (has_chunks<Config>()) {
+      const Chunks chunks(s);
+      seen &= chunks.has(chunks.first_position(static_cast<int>(key)), query);
+    }
     return seen;
   }
 

@@ -5,6 +5,7 @@
 
 #include "arguments.h"
 #include "ptx/memory.h"
+#include "sm80/cached_pages.h"
 #include "sm80/forward/tiles.h"
 #include "tile/key_range.h"
 #include "tile/load.h"
@@ -72,10 +73,24 @@ struct ForwardStorage {
   }
 };
 
+/// Whether a kernel's keys lie in a cache.
+template <class Config>
+constexpr bool has_cached_keys() {
+  return requires {
+    Config::kCached;
+  };
+}
+
+/// Where the keys of a task lie in such a kernel: in shared memory, for registers are few.
+struct PlaceInCache {
+  const CachedPlace* place;
+};
+struct NoCache {};
+
 /// What of the problem a block does. Rows are positions of one query head or, packed, of all the
 /// heads that share a key head: row = position * group + member.
 template <class Config>
-struct ForwardTask {
+struct ForwardTask : Either<has_cached_keys<Config>(), PlaceInCache, NoCache>::Type {
   int batch, head_k, head_q;  ///< head_q: of the first member
   int group;                  ///< query heads that share a tile: 1 unless packed
   int first_row, rows;        ///< of the tile; all rows
@@ -183,7 +198,10 @@ struct KeyValueLoader {
     constexpr int kFirst = Copy::Plan::kPasses * kPart / Tiles::kPieces;
     constexpr int kEnd = Copy::Plan::kPasses * (kPart + 1) / Tiles::kPieces;
     const int valid = args.shape.seqlen_k - first_key;
-    if (kWhole || valid >= Config::kTileK) {
+    if constexpr (has_cached_keys<Config>()) {
+      copy.template last_passes<kFirst, kEnd>(
+          to, CachedTile{*task.place, rows, task.head_k, first_key, valid});
+    } else if (kWhole || valid >= Config::kTileK) {
       copy.template passes<kFirst, kEnd>(to, rows.row_stride * 2);
     } else {
       copy.template last_passes<kFirst, kEnd>(

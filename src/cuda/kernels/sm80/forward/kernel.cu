@@ -297,7 +297,11 @@ __device__ void run(const RaggedForwardArguments& ragged) {
   at.sequence = tile.sequence;
   at.tile = tile.tile;
   at.q = rows_of(list.q, at.sequence, list.count);
-  at.k = rows_of(list.k, at.sequence, list.count);
+  if constexpr (has_cached_keys<Config>()) {
+    at.k = keys_in_cache<Config>(ragged.call.shape, list, ragged.cache, at);
+  } else {
+    at.k = rows_of(list.k, at.sequence, list.count);
+  }
   ForwardArguments args = ragged.call;
   shift_rows<Config::kElement>(args.q, list.q, at.q);
   shift_rows<Config::kElement>(args.k, list.k, at.k);
@@ -314,7 +318,13 @@ __device__ void run(const RaggedForwardArguments& ragged) {
     fill_rows(args.lse, at.sequence, head, unused, wrong ? kNaN : kMinusInfinity);
   }
   if (wrong || at.tile >= divide_up(at.q.length, kTileQ)) return;
-  forward(args, ForwardTask<Config>(args.shape, at.sequence, head, at.tile));
+  ForwardTask<Config> task(args.shape, at.sequence, head, at.tile);
+  if constexpr (has_cached_keys<Config>()) {
+    __shared__ CachedPlace place;
+    if (threadIdx.x == 0) place = cached_place(list, ragged.cache, at.sequence);
+    task.place = &place;  // forward() meets before it reads
+  }
+  forward(args, task);
 }
 
 }  // namespace flashlab::device

@@ -22,6 +22,7 @@ constexpr int kMaxHeadDim = 256;
 constexpr std::int64_t kFewRows = 64;
 constexpr std::int64_t kPackedQueries = 8;  // per head: up to here a group's heads share tiles
 constexpr unsigned kMergeWarps = 4;         // kernels/sm80/forward/merge.cu
+constexpr int kPlaceBytes = 64;             // at most: device::CachedPlace
 
 Status too_long(const char* what, std::int64_t got, std::int64_t limit) {
   return too_large(what, got, limit, "split the call into shorter ones and merge them");
@@ -69,9 +70,14 @@ int shared_bytes(const Geometry& g, const ForwardTiling& t) {
   return device::shared_bytes(t, static_cast<int>(g.head_dim), static_cast<int>(g.head_dim_v));
 }
 
+// Less what a block keeps of where keys lie in a cache.
+int shared_limit(const Problem& problem, const DeviceInfo& device) {
+  return device.shared_bytes_per_block - (has_cache(problem) ? kPlaceBytes : 0);
+}
+
 ForwardChoice choose(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
   ForwardChoice choice;
-  const int limit = device.shared_bytes_per_block;
+  const int limit = shared_limit(problem, device);
   choice.call = form_of(problem, g);
   const bool general = choice.call == CallForm::kGeneral;
   // Additive masks need scaled scores; the general form serves every scale.
@@ -130,6 +136,7 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const ForwardChoi
                         : choice.form == Form::kFew   ? CallForm::kAligned
                                                       : CallForm::kPairs;
   print_call(config, problem, g, form);
+  if (has_cache(problem)) config.boolean("kCached", true);
   config.integer("kWarps", t.warps)
       .integer("kWarpRows", t.warp_rows)
       .integer("kTileK", t.tile_k)
@@ -191,10 +198,10 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
   const std::int64_t blocks =
       g.has_lengths ? list.slots_q * g.heads_q : choice.tiles_q * choice.heads * g.batch;
   if (blocks > INT32_MAX) return too_long("query tiles", blocks, INT32_MAX);
-  const int shared_limit = device.info().shared_bytes_per_block;
-  if (const int needed = shared_bytes(g, choice.tiling); needed > shared_limit) {
+  const int limit = shared_limit(problem, device.info());
+  if (const int needed = shared_bytes(g, choice.tiling); needed > limit) {
     return Status::unsupported({"shared memory of one block", fmt::format("{}", needed),
-                                fmt::format("at most {}", shared_limit),
+                                fmt::format("at most {}", limit),
                                 "use smaller head dims or implementation 'naive'"});
   }
 
@@ -216,11 +223,12 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm80_forward(
   step.shape.grid_y = static_cast<unsigned>(choice.splits);
   if (g.has_lengths) {
     const SchedulePlan schedule = add_schedule(*plan, list, choice.tiling.tile_q(), g.heads_q);
-    device::RaggedForwardArguments arguments{
-        forward_arguments(problem, g), list, schedule.schedule, {}};
+    device::RaggedForwardArguments arguments{forward_arguments(problem, g), list, schedule.schedule,
+                                             cache_of(problem, g)};
     arguments.call.parts = 1;
     give_sequences(step, *plan, arguments, g.heads_q);
     patch_schedule(step.parameters, schedule, offsetof(device::RaggedForwardArguments, schedule));
+    patch_cache(step.parameters, problem, offsetof(device::RaggedForwardArguments, cache));
   }
   plan->add_kernel(std::move(step));
   if (choice.splits > 1) {

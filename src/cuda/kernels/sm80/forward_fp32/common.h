@@ -19,6 +19,7 @@
 #include "arguments.h"
 #include "ptx/math.h"
 #include "ptx/warp.h"
+#include "sm80/cached_pages.h"
 #include "sm80/forward_fp32/tiles.h"
 #include "sm80/terms/terms.h"
 #include "tile/dropped.h"
@@ -137,6 +138,11 @@ struct ForwardFp32 {
     if constexpr (Config::kBoundedRight)
       end_key = min(end_key, max(Int64(0), last_row + s.right + 1));
     if constexpr (Config::kBoundedLeft) first_key = max(first_key, w.first_row - s.left);
+    if constexpr (has_chunks<Config>()) {
+      const Chunks chunks(s);
+      first_key = max(first_key, Int64(chunks.keys_of(w.first_row).begin));
+      end_key = min(end_key, Int64(chunks.keys_of(static_cast<int>(last_row)).end));
+    }
     w.first = static_cast<int>(first_key / keys);
     w.end = mutation::last_tile<Config>(static_cast<int>((end_key + keys - 1) / keys));
     w.end = max(w.first, w.end);
@@ -153,31 +159,10 @@ struct ForwardFp32 {
     at = {rows_of(list.q, tile.sequence, list.count), rows_of(list.k, tile.sequence, list.count),
           tile.sequence, tile.head, tile.tile};
     if constexpr (Config::kCached) {
-      at.k = cached_keys(list, ragged.cache, at.sequence);
-      const bool paged = ragged.cache.table != nullptr && !at.too_long();
-      if (paged && __syncthreads_or(finds_wrong_page(ragged, at)) != 0) at.k.too_long = true;
+      at.k = keys_in_cache<Config>(ragged.call.shape, list, ragged.cache,
+                                   {at.sequence, 0, at.tile, at.q, at.k});
     }
     return true;
-  }
-
-  /// Whether this thread finds a page of keys that some query of the sequence sees, and that lies
-  /// outside of the cache. The threads of a block look at all of them.
-  static __device__ bool finds_wrong_page(const RaggedForwardArguments& ragged,
-                                          const SequenceQueries& at) {
-    const KeyCache& cache = ragged.cache;
-    if (at.q.length == 0 || at.k.length == 0) return false;
-    Shape shape = ragged.call.shape;
-    shape_of_sequence(shape, ragged.sequences, {at.sequence, 0, at.tile, at.q, at.k});
-    const KeyRange seen = keys_seen_by_any<Config>(shape, 0, shape.seqlen_q - 1);
-    if (seen.begin >= seen.end) return false;
-    const CachedPlace place = cached_place(ragged.sequences, cache, at.sequence);
-    const int last = (place.padding + seen.end - 1) / cache.page_size;
-    bool wrong = false;
-    for (int n = (place.padding + seen.begin) / cache.page_size + static_cast<int>(threadIdx.x);
-         n <= last; n += static_cast<int>(blockDim.x)) {
-      wrong |= place.table[n] < 0 || place.table[n] >= cache.pages;
-    }
-    return wrong;
   }
 
   /// The dense call that a tile is of, and the block's work in it. Thread 0 writes the call.
@@ -241,6 +226,8 @@ struct ForwardFp32 {
                   first_key + keys > s.seqlen_k;
     if constexpr (Config::kBoundedRight) needed |= first_key + keys - 1 > first_row + s.right;
     if constexpr (Config::kBoundedLeft) needed |= first_key < first_row + rows - 1 - s.left;
+    if constexpr (has_chunks<Config>())
+      needed |= !Chunks(s).one_chunk(first_row, rows, static_cast<int>(first_key), keys);
     return needed;
   }
 
@@ -252,6 +239,11 @@ struct ForwardFp32 {
     if constexpr (Config::kBoundedLeft)
       keys.first = static_cast<int>(
           min(Int64(keys.end), max(Int64(0), row - mutation::left<Config>(s.left))));
+    if constexpr (has_chunks<Config>()) {
+      const KeyRange chunk = Chunks(s).keys_of(row);
+      keys.first = max(keys.first, chunk.begin);
+      keys.end = min(keys.end, chunk.end);
+    }
     return keys;
   }
 

@@ -64,7 +64,6 @@ std::map<void*, float>& recorded() {
   return times;
 }
 
-bool capturing = false;
 // The launch hook of a test: the launch's configuration and the kernel's parameters.
 void (*on_launch)(const void*, void**) = nullptr;
 struct HostFunction {
@@ -104,6 +103,9 @@ extern "C" {
 
 unsigned long long fake_freed = 0;  // the address that was given back last
 float fake_clock_ms = 0;            // what runs lets it go on
+float fake_captured_ms = 0;         // of the last graph
+float fake_event_ms = 0.5f;         // between two events beside what runs
+bool fake_capturing = false;
 
 int cuInit(unsigned) {
   return is("broken") ? kUnknownError : kSuccess;
@@ -245,7 +247,7 @@ int cuMemcpyAsync(unsigned long long, unsigned long long, std::size_t, void* str
 // A captured one runs at each launch of the graph.
 int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
   note("host", stream);
-  if (capturing) {
+  if (fake_capturing) {
     captured_host = {function, data};
   } else {
     function(data);
@@ -270,7 +272,7 @@ int cuEventSynchronize(void*) {
   return kSuccess;
 }
 int cuEventElapsedTime(float* milliseconds, void* start, void* end) {
-  *milliseconds = 0.5f + recorded()[end] - recorded()[start];
+  *milliseconds = fake_event_ms + recorded()[end] - recorded()[start];
   return kSuccess;
 }
 int cuStreamWaitEvent(void* stream, void* event, unsigned) {
@@ -290,15 +292,16 @@ int cuStreamDestroy_v2(void*) {
 }
 
 int cuStreamIsCapturing(void*, int* status) {
-  *status = capturing ? 1 : 0;
+  *status = fake_capturing ? 1 : 0;
   return kSuccess;
 }
 int cuStreamBeginCapture_v2(void* stream, int) {
-  capturing = true;
+  fake_capturing = true;
+  fake_captured_ms = 0;
   return note("begin", stream);
 }
 int cuStreamEndCapture(void* stream, void** graph) {
-  capturing = false;
+  fake_capturing = false;
   *graph = contexts;
   return note("end", stream);
 }
@@ -308,6 +311,7 @@ int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long lo
 }
 int cuGraphLaunch(void*, void* stream) {
   note("graph", stream);
+  fake_clock_ms += fake_captured_ms;
   if (captured_host.function != nullptr) captured_host.function(captured_host.data);
   return kSuccess;
 }

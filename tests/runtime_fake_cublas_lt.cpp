@@ -1,8 +1,9 @@
 // Stands in for cuBLASLt beside the stand-in for the driver, in the same library. It offers four
 // algorithms, numbered from fake_first_algorithm on, for any product: they take 3, 1 and 2 ms, and
 // the last one fails when it runs. The second has a form with a workspace, which takes 0.5 ms more.
-// A long product whose rows are no whole tiles is offered two others, of half a millisecond; only
-// the first of these serves products of whole tiles, too.
+// Short ones take a hundredth and 0.02 ms, but where a graph is captured the second one takes 0.03
+// ms more. A long product whose rows are no whole tiles is offered two others, of half a
+// millisecond; only the first of these serves products of whole tiles, too.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,12 +11,14 @@
 
 extern "C" {
 
-extern float fake_clock_ms;
+extern float fake_clock_ms, fake_captured_ms;
+extern bool fake_capturing;
 
 std::uint64_t fake_first_algorithm = 100;
 std::uint64_t fake_algorithm = 0;  // that ran last
 void* fake_handle = nullptr;       // by which it ran
 int fake_products = 0;             // that ran
+bool fake_short = false;           // whether products are
 
 static std::size_t most_workspace_bytes = 0;  // as a preference says
 static std::uint64_t last_rows = 0;           // of a layout, counted as FlashLab does
@@ -101,7 +104,10 @@ int cublasLtMatmul(void* handle, void*, const void*, const void*, void*, const v
   constexpr float kMilliseconds[] = {3, 1, 2};
   const std::uint64_t which = algorithm[0] - fake_first_algorithm;
   if (which > 2 && which < 10) return 13;
-  fake_clock_ms += which < 10 ? kMilliseconds[which] + (workspace_bytes > 0 ? 0.5f : 0.0f) : 0.5f;
+  float own = which < 10 ? kMilliseconds[which] + (workspace_bytes > 0 ? 0.5f : 0.0f) : 0.5f;
+  if (fake_short) own = 0.02f + own / 100;
+  if (fake_short && fake_capturing && which == 1) own += 0.03f;
+  (fake_capturing ? fake_captured_ms : fake_clock_ms) += own;
   fake_algorithm = algorithm[0];
   fake_handle = handle;
   ++fake_products;

@@ -27,6 +27,8 @@ class Products : public ::testing::Test {
     last_ = static_cast<std::uint64_t*>(dlsym(fake, "fake_algorithm"));
     first_ = static_cast<std::uint64_t*>(dlsym(fake, "fake_first_algorithm"));
     handle_ = static_cast<void**>(dlsym(fake, "fake_handle"));
+    short_ = static_cast<bool*>(dlsym(fake, "fake_short"));
+    event_ms_ = static_cast<float*>(dlsym(fake, "fake_event_ms"));
     *ran_ = 0;
     std::string name = (fs::temp_directory_path() / "flashlab-products-XXXXXX").string();
     folder_ = mkdtemp(name.data());
@@ -40,7 +42,7 @@ class Products : public ::testing::Test {
     }
   }
   void TearDown() override {
-    *first_ = 100;
+    *first_ = 100, *short_ = false, *event_ms_ = 0.5f;
     fs::remove_all(folder_);
   }
 
@@ -62,6 +64,8 @@ class Products : public ::testing::Test {
   }
 
   int* ran_ = nullptr;
+  bool* short_ = nullptr;
+  float* event_ms_ = nullptr;
   void** handle_ = nullptr;
   std::uint64_t *last_ = nullptr, *first_ = nullptr;
   const cuda::CublasLt* library_[2] = {};
@@ -103,6 +107,13 @@ TEST_F(Products, TheFastestIsOneWithoutAWorkspace) {
   ASSERT_TRUE(other.ok()) << other.status().message();
   EXPECT_EQ((*other)->choice.workspace_bytes, 0u);
   EXPECT_EQ(*ran_, measured);
+}
+
+// Alone the second algorithm is the fastest of a short product; among others of a graph, where a
+// step has it, it is not.
+TEST_F(Products, AShortOneIsTimedInAGraph) {
+  *short_ = true, *event_ms_ = 0;
+  EXPECT_EQ(algorithm(0, product(23)), 102u);
 }
 
 TEST_F(Products, ALongProductOfWholeTilesIsOfferedWhatFewerRowsAre) {

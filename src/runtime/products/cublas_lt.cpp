@@ -250,7 +250,7 @@ CublasLtChoice CublasLt::fastest(const Product& product, const std::string& key,
       .sources = version(),
       .name = "product",
       .config = key,
-      .options = fmt::format("{} driver {}", gpu.name, device_->driver().version()),
+      .options = fmt::format("{} driver {}, in graphs", gpu.name, device_->driver().version()),
       .architecture = gpu.architecture()};
   const KernelCache cache = KernelCache::of_user();
   if (const auto kept = cache.find(entry); kept.ok() && *kept) {

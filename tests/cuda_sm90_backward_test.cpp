@@ -53,16 +53,30 @@ Problem ragged(std::int64_t dim, Options options = {}) {
   return problem;
 }
 
-TEST(Sm90Backward, ARaggedCallHasABlockForEverySlotAndHead) {
-  const auto made = testing::plan_on(plan_sm90_backward, "sm_90a", ragged(64, named()));
+TEST(Sm90Backward, BlocksOfARaggedCallStayAtHeadDim64) {
+  const unsigned slots = 500 / 128 + 7 + 2;
+  const auto made = testing::plan_on(plan_sm90_backward, "sm_90a", ragged(64, named()), 20);
   ASSERT_NE(made, nullptr);
   ASSERT_EQ(made->steps.size(), 3u);
-  const auto& shape = std::get<runtime::KernelWork>(made->program()->steps()[1].work).shape;
-  EXPECT_EQ(shape.grid_x, (500u / 128 + 7 + 2) * 4);
+  const auto shape_of = [](const auto& of, std::size_t step) {
+    return std::get<runtime::KernelWork>(of->program()->steps()[step].work).shape;
+  };
+  EXPECT_EQ(shape_of(made, 1).grid_x, 20u) << "fewer than slots of all heads";
+  EXPECT_TRUE(shape_of(made, 2).programmatic);
   const std::uint64_t rows = 4 * (300 / 128 + 7 + 2) * 128;  // whole tiles of queries
   EXPECT_EQ(made->regions[1].bytes, rows * 4);
   EXPECT_EQ(made->regions[2].bytes, rows * 64 * 4);
-  EXPECT_EQ(made->regions[3].bytes, 0u) << "nobody waits for a count";
+  EXPECT_EQ(made->regions[3].bytes, (rows / 128 + 2) * 4) << "a counter of tiles that are taken";
+
+  Options drop = named();
+  drop.dropout = 0.1f;
+  for (const Problem& each : {ragged(128, named()), ragged(64, drop)}) {
+    const auto blocks = testing::plan_on(plan_sm90_backward, "sm_90a", each, 20);
+    ASSERT_NE(blocks, nullptr);
+    EXPECT_EQ(shape_of(blocks, 1).grid_x, slots * 4) << "a block for every slot and head";
+    EXPECT_FALSE(shape_of(blocks, 2).programmatic);
+    EXPECT_EQ(blocks->regions[3].bytes, 0u) << "nobody waits for a count";
+  }
 }
 
 TEST(Sm90Backward, FitsSharedMemory) {

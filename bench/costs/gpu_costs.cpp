@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,10 @@ using Clock = std::chrono::steady_clock;
 constexpr double kOneLaunchBarUs = 5, kBeyondLaunchesBarUs = 3;
 constexpr int kRepeats = 1000;
 
-constexpr int kWarmUps = 20, kRounds = 201, kBurst = 100;
+constexpr int kWarmUps = 3, kRounds = 201, kBurst = 100;
+constexpr double kCallSeconds =
+    1;  ///< of a call's rounds, of which there are at least kLeastRounds
+constexpr int kLeastRounds = 9;
 
 std::string protocol() {
   return fmt::format(
@@ -47,8 +51,8 @@ std::string protocol() {
       "a context and the compiler loaded before, CUDA_MODULE_LOADING=EAGER, kernels one after the "
       "other, then a plan's by prepare(), medians of {} rounds; host: bursts of {} calls that the "
       "launch queue holds, plan, one-call function and as many bare launches in turns, medians of "
-      "{} rounds after {}",
-      kLoadingRounds, kBurst, kRounds, kWarmUps);
+      "at most {} rounds after {}, of as many as fit in {} s",
+      kLoadingRounds, kBurst, kRounds, kWarmUps, kCallSeconds);
 }
 
 Context open_gpu() {
@@ -88,7 +92,11 @@ double median(std::vector<double> values) {
 std::vector<std::vector<double>> in_turns(const Context& context,
                                           const std::vector<std::function<void()>>& bodies) {
   std::vector<std::vector<double>> out(bodies.size());
-  for (int round = -kWarmUps; round < kRounds; ++round) {
+  const auto over = [begin = Clock::now()](int round) {
+    const std::chrono::duration<double> passed = Clock::now() - begin;
+    return round >= kLeastRounds && passed.count() > kCallSeconds;
+  };
+  for (int round = -kWarmUps; round < kRounds && !over(round); ++round) {
     for (std::size_t i = 0; i < bodies.size(); ++i) {
       synchronize(context);
       const auto start = Clock::now();
@@ -171,7 +179,26 @@ void print_line(const Json& row) {
   std::fflush(stdout);
 }
 
+// All kernels of all calls at the same time: one after the other they compile for half a minute.
+void compile_all(const Context& context) {
+  std::vector<std::future<void>> compiling;
+  for (const Call& call : kHostCalls) {
+    for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+      Call of_pass = call;
+      of_pass.pass = pass;
+      if (pass == Pass::kBackward && call.pass == Pass::kForward) continue;
+      compiling.push_back(std::async(std::launch::async, [&context, of_pass] {
+        auto made = plan(context, problem_of(of_pass, context.device()));
+        require(made.status(), "plan");
+        require(prepare(context, *made), "prepare");
+      }));
+    }
+  }
+  for (auto& each : compiling) each.get();
+}
+
 Json time_calls(const Context& context) {
+  compile_all(context);
   Json rows = Json::array();
   for (const Call& call : kHostCalls) {
     rows.push_back(time_call(context, call));

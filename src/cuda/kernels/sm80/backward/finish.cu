@@ -45,6 +45,7 @@ __device__ void run(const RaggedBackwardArguments& ragged) {
   const Sequences& list = ragged.sequences;
   const int head = blockIdx.y;
   const SequenceTile at = tile_of_slot<kTileQ, false, false>(list, gridDim.x - 1 - blockIdx.x);
+  ptx::wait_for_kernel_before();  // Hopper's, where its blocks stay; else nothing is waited for
   BackwardArguments args = ragged.call;
   shift_rows<Config::kGradQ>(args.dq, list.q, at.q);
   shape_of_sequence(args.shape, list, at);

@@ -38,7 +38,11 @@ struct Sm90BackwardTiles {
   /// to them; else `prepare` does.
   static constexpr bool kWritesZeros = !Config::kRagged && !Config::kAbreast,
                         kClaimsZeros = Config::kAbreast && !Config::kParts;
-  static_assert(!Config::kRagged || !kStays);
+  /// Whether a warp finds the sequence of each tile of keys; where blocks do not stay, the block.
+  static constexpr bool kFinds = Config::kRagged && kStays;
+  /// Whether the heads are counted whose dQ is complete.
+  static constexpr bool kCountsDone = kStays && !Config::kRagged;
+  static_assert(!kFinds || !Config::kDropout);
   static_assert(!Config::kParts || (Config::kAbreast && !kStays));
   static_assert(kTileK == 128 && kTileQ * kDim == 128 * 64 && Sizes::kDim == kDim &&
                 padded_dim_v<Config>() == kDim);
@@ -100,7 +104,7 @@ struct PlacedTile {
 
 /// The warps of the warpgroup that does not multiply, by what they do; the first and the last are
 /// one thread.
-enum ProducerWarp { kCopies, kDraws, kZeros, kCounts };
+enum ProducerWarp { kCopies, kDraws, kZeros, kCounts, kSearches = kZeros };
 /// Barriers of the consumers that hardware knows by number; 0 is the block's. A consumer has its
 /// turn's at kFirstTurn and its number.
 enum NamedBarrier { kRowsCleared = 1, kFirstTurn };
@@ -129,12 +133,21 @@ struct alignas(16) Sm90Sequence {
   Work work;
   SequenceBegins begins;
 };
-template <bool kRagged>
-struct Sm90SequencePlace {
-  Sm90Sequence sequence;
+template <bool kRagged, int kPlaces>
+struct Sm90SequencePlaces {
+  Sm90Sequence sequences[kPlaces];  ///< of each tile of keys
+};
+template <int kPlaces>
+struct Sm90SequencePlaces<false, kPlaces> {};
+
+/// Between the warp that finds tiles of keys and the one that copies: a tile is found when it is
+/// asked for.
+template <bool kFinds>
+struct Sm90FoundTile {
+  PhaseBarrier found, wanted;
 };
 template <>
-struct Sm90SequencePlace<false> {};
+struct Sm90FoundTile<false> {};
 
 /// Steps that the producer has begun, where the warp that claims zeros keeps ahead of it.
 template <bool kCounted>
@@ -146,7 +159,8 @@ struct Sm90StepCount<false> {};
 
 template <class Config>
 struct Sm90StorageParts : Sm90DrawnTiles<Config, Config::kDropout>,
-                          Sm90SequencePlace<Config::kRagged>,
+                          Sm90SequencePlaces<Config::kRagged, Config::kKeyStages>,
+                          Sm90FoundTile<Sm90BackwardTiles<Config>::kFinds>,
                           Sm90StepCount<Sm90BackwardTiles<Config>::kClaimsZeros> {};
 
 template <class Config>
@@ -168,18 +182,18 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
   /// Bytes of a tile of queries.
   static constexpr int kQueryBytes = 2 * Tiles::TileQuery::kBytes + 2 * 4 * Tiles::kTileQ;
 
-  /// Lengths and bounds of the block's tiles.
-  __device__ const Shape& shape(const BackwardArguments& args) const {
+  /// Lengths and bounds of the tile of keys at a place.
+  __device__ const Shape& shape(const BackwardArguments& args, int place) const {
     if constexpr (Config::kRagged) {
-      return parts.sequence.shape;
+      return parts.sequences[place].shape;
     } else {
       return args.shape;
     }
   }
 
-  __device__ SequenceBegins begins() const {
+  __device__ SequenceBegins begins(int place) const {
     if constexpr (Config::kRagged) {
-      return parts.sequence.begins;
+      return parts.sequences[place].begins;
     } else {
       return {};
     }
@@ -190,11 +204,15 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
     constexpr int kConsumerWarps = Tiles::kConsumers * kWarpgroupThreads / 32;
     constexpr int kDrawingWarps = Config::kDropout;
     constexpr int kZeroingWarps = Tiles::kWritesZeros || Tiles::kClaimsZeros,
-                  kCountingThreads = Tiles::kStays;
+                  kCountingThreads = Tiles::kCountsDone;
     ring_keys.init(1, kConsumerWarps + kDrawingWarps + kZeroingWarps + kCountingThreads);
     ring_queries.init(1 + 32 * kDrawingWarps, kConsumerWarps * (Config::kDropout ? 32 : 1));
     ring_scores.init(kConsumerWarps, kConsumerWarps);
     if constexpr (Tiles::kClaimsZeros) parts.steps_begun = 0;
+    if constexpr (Tiles::kFinds) {
+      parts.found.init(1);
+      parts.wanted.init(1);
+    }
     ptx::barrier_init_fence();
   }
 };

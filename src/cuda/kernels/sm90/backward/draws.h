@@ -30,7 +30,7 @@ struct Sm90DropoutProducer {
   }
   __device__ Work work_of(unsigned index) const {
     if constexpr (Config::kRagged) {
-      return shared.parts.sequence.work;
+      return shared.parts.sequences[0].work;
     } else {
       return tile_of_keys<Config>(args.shape, ptx::anew(index));
     }

@@ -21,125 +21,11 @@
 #include "ptx/special.h"
 #include "ptx/warpgroup.h"
 #include "sm90/backward/draws.h"
-#include "sm90/backward/heads_done.h"
+#include "sm90/backward/producer.h"
 #include "sm90/backward/sequence.h"
 #include "sm90/backward/warpgroup.h"
-#include "sm90/backward/zeros.h"
-#include "tile/slab_copy.h"
 
 namespace flashlab::device {
-
-/// One thread: K and V of the block's tiles of keys, and the tiles of queries of each in the order
-/// in which they are read. It runs ahead of the consumers, beyond the end of a tile of keys, too.
-template <class Config>
-struct Sm90QueryProducer {
-  using Tiles = Sm90BackwardTiles<Config>;
-  using TileKey = typename Tiles::TileKey;
-  using TileQuery = typename Tiles::TileQuery;
-  const Sm90BackwardArguments& args;
-  Sm90BackwardStorage<Config>& shared;
-  using Cursor = GroupCursor<Config::kAbreast>;
-  const Shape& shape = shared.shape(args.call);
-  Ring<Config::kKeyStages> ring_keys{shared.ring_keys};
-  Ring<Config::kStages> ring_queries{shared.ring_queries};
-  int steps_begun = 0;
-
-  /// The next of what is left for all blocks: the first ones were given out by the launch.
-  __device__ unsigned take_ticket() const {
-    return atomicAdd(static_cast<unsigned*>(args.call.regions[kRegionTurns]), 1u);
-  }
-
-  /// Rows of a head; of a ragged call those of a sequence of `length` that begins at `begin`.
-  template <class Tile>
-  __device__ void copy(unsigned char* to, const EncodedTensorMap& map, int row, int head, int batch,
-                       int begin, int length, unsigned full, unsigned long long policy) const {
-    if constexpr (Config::kRagged) {
-      const BoundedRows rows(begin, length, row);
-      copy_bounded_tile<Tile>(ptx::shared_address(to), &map, rows.row, head, rows.end, full,
-                              policy);
-    } else {
-      copy_tile<Tile>(ptx::shared_address(to), &map, row, head, batch, full, policy);
-    }
-  }
-  __device__ void load_keys(const Work& work, PlacedTile<Config> placed) {
-    ring_keys.wait_empty();
-    const int stage = ring_keys.stage;
-    shared.work[stage] = placed.word;
-    ptx::barrier_arrive_expect(ring_keys.full(), 2 * TileKey::kBytes);
-    copy<TileKey>(shared.k[stage], args.k, work.key0, work.head_k, work.batch, shared.begins().k,
-                  shape.seqlen_k, ring_keys.full(), ptx::kEvictFirst);
-    copy<TileKey>(shared.v[stage], args.v, work.key0, work.head_k, work.batch, shared.begins().v,
-                  shape.seqlen_k, ring_keys.full(), ptx::kEvictFirst);
-    ring_keys.advance();
-  }
-  __device__ void end() {
-    ring_keys.wait_empty();
-    shared.work[ring_keys.stage] = -1;
-    ptx::barrier_arrive(ring_keys.full());
-  }
-  __device__ void load_queries(const Work& work, const Cursor& at) {
-    ring_queries.wait_empty();
-    const unsigned full = ring_queries.full();
-    const int row = at.tile * Config::kTileQ;
-    const int head = (Config::kRagged ? 0 : work.batch * shape.heads_q) + at.head;
-    const int stage = ring_queries.stage;
-    copy<TileQuery>(shared.q[stage], args.q, row, at.head, work.batch, shared.begins().q,
-                    shape.seqlen_q, full, ptx::kEvictLast);
-    copy<TileQuery>(shared.d_o[stage], args.d_o, row, at.head, work.batch, shared.begins().d_o,
-                    shape.seqlen_q, full, ptx::kEvictLast);
-    const int place_of_row = row + shared.begins().slot * Config::kTileQ;
-    ptx::copy_box_4(ptx::shared_address(shared.lse2[stage]), &args.lse2, place_of_row, head, 0, 0,
-                    full, ptx::kEvictLast);
-    ptx::copy_box_4(ptx::shared_address(shared.delta[stage]), &args.delta, place_of_row, head, 0, 0,
-                    full, ptx::kEvictLast);
-    // A head's first tile is on its way while the zeros are waited for that dQ is added to.
-    if (Tiles::kWritesZeros && at.tile == work.first_tile) Sm90Zeros<Config>(args).await(head);
-    if constexpr (Tiles::kClaimsZeros) {
-      shared.parts.steps_begun = ++steps_begun;
-      Sm90ClaimedZeros<Config>{args.call, shared}.await(head * work.tiles_q + at.tile);
-    }
-    ptx::barrier_arrive_expect(full, shared.kQueryBytes);
-    ring_queries.advance();
-  }
-
-  /// Of one tile of keys, the block's only one.
-  __device__ void run_one(const Work& work, const Stretch& stretch) {
-    Cursor at(work, shape, stretch);
-    if (at.left == 0) return;
-    load_keys(work, PlacedTile<Config>(0));
-#pragma unroll 1
-    for (; at.left > 0; at.next(work, shape)) load_queries(work, at);
-  }
-
-  __device__ void run(const Work& first, const Stretch& stretch) {
-    if constexpr (!Tiles::kStays) return run_one(first, stretch);
-    const unsigned end_place = tiles_of_keys<Config>(shape);
-    unsigned place = blockIdx.x;
-#pragma unroll 1
-    while (place < end_place) {
-      const PlacedTile<Config> placed(
-          args.order.tile_at(static_cast<int>(place)),
-          Config::kAbreast && args.order.goes_back(static_cast<int>(place)));
-      const Work work = tile_of_keys<Config>(shape, placed.index());
-      unsigned ticket = 0;
-      Cursor at(work, shape, Stretch::whole(work, shape, placed.back()));
-      if (at.left == 0) {
-        ticket = take_ticket();
-        Sm90HeadCounter<Config>{args.call, shared}.count(work);
-      } else {
-        load_keys(work, placed);
-      }
-#pragma unroll 1
-      for (; at.left > 0; at.next(work, shape)) {
-        // Taken late, so that blocks end together; early enough that nobody waits for it.
-        if (at.left == 1) ticket = take_ticket();
-        load_queries(work, at);
-      }
-      place = gridDim.x + ticket;
-    }
-    end();
-  }
-};
 
 /// One consumer warpgroup's walk over the tiles of queries.
 template <class Config>
@@ -157,8 +43,8 @@ struct Sm90KeyConsumer {
   const KeyOrder& order;
   Sm90BackwardStorage<Config>& shared;
   /// A sequence's by value: the loop would find shared memory's addresses in every step.
-  ArgumentsOf<Config::kRagged, const Shape&, const Shape> shape;
-  const int slots, slot;
+  ArgumentsOf<Config::kRagged, const Shape&, Shape> shape;
+  int slots, slot;
   Work work;        ///< its tile of keys is at `ring_keys`
   Stretch stretch;  ///< of its steps
   PairVisibility<Config> visibility;
@@ -174,9 +60,9 @@ struct Sm90KeyConsumer {
       : args(args_.call),
         order(args_.order),
         shared(shared_),
-        shape(shared.shape(args)),
-        slots(shared.begins().slots),
-        slot(shared.begins().slot),
+        shape(Tiles::kFinds ? args.shape : shared.shape(args, 0)),
+        slots(Tiles::kFinds ? 0 : shared.begins(0).slots),
+        slot(Tiles::kFinds ? 0 : shared.begins(0).slot),
         work(first),
         stretch(stretch_),
         visibility(shape),
@@ -243,10 +129,21 @@ struct Sm90KeyConsumer {
                                         first_key + thread / 32 * 16 + thread % 32 / 4)};
   }
 
+  __device__ void open_sequence() {
+    const Sm90Sequence& opened = shared.parts.sequences[ring_keys.stage];
+    shape = opened.shape;
+    work = opened.work;
+    slots = opened.begins.slots, slot = opened.begins.slot;
+    visibility = PairVisibility<Config>(shape);
+  }
   /// Waits for the tile of keys whose place is `ring_keys`. False: there are no more.
   __device__ bool open() {
     ring_keys.wait_full();
     const int index = __shfl_sync(ptx::kFullMask, shared.work[ring_keys.stage], 0);
+    if constexpr (Tiles::kFinds) {
+      if (index >= 0) open_sequence();
+      return index >= 0;
+    }
     const PlacedTile<Config> placed(index);
     if (index >= 0) work = tile_of_keys<Config>(shape, placed.index());
     if (Config::kAbreast && index >= 0) stretch = Stretch::whole(work, shape, placed.back());
@@ -257,12 +154,21 @@ struct Sm90KeyConsumer {
     return (ring_keys.stage == 0 ? Config::kKeyStages : ring_keys.stage) - 1;
   }
   __device__ void store(const Work& of) const {
-    warpgroup.store(args, shape, of, shared.begins().d_k);
+    warpgroup.store(args, shape, of, shared.begins(0).d_k);
+  }
+  /// Of the tile at a place, which has a sequence of its own.
+  __device__ void store_found(int stage) const {
+    const Sm90Sequence& of = shared.parts.sequences[stage];
+    warpgroup.store(args, of.shape, of.work, of.begins.d_k);
   }
   /// dK and dV of the tile of keys at a place, and zeros for the next one's.
   __device__ void store_gradients(int stage) {
-    const int index = __shfl_sync(ptx::kFullMask, shared.work[stage], 0);
-    store(tile_of_keys<Config>(shape, PlacedTile<Config>(index).index()));
+    if constexpr (Tiles::kFinds) {
+      store_found(stage);
+    } else {
+      const int index = __shfl_sync(ptx::kFullMask, shared.work[stage], 0);
+      store(tile_of_keys<Config>(shape, PlacedTile<Config>(index).index()));
+    }
     warpgroup.clear_gradients();
   }
 
@@ -381,7 +287,10 @@ struct Sm90KeyConsumer {
   /// Not where rows are to be cleared: consumers do that together.
   template <StepOf kStep>
   __device__ bool sees_none(const Cursor& at) {
-    constexpr bool kAsks = Tiles::kStays ? !Tiles::kSplitQueries : kStep == StepOf::kFirst;
+    constexpr bool kOfFirst = Tiles::kFinds ? kStep != StepOf::kSameKeys : kStep == StepOf::kFirst;
+    constexpr bool kEvery = Tiles::kStays && !Tiles::kFinds;
+    constexpr bool kAsks = kEvery || Tiles::kFinds ? !Tiles::kSplitQueries && (kEvery || kOfFirst)
+                                                   : kOfFirst;
     constexpr bool kBounded = Config::kBoundedRight || (Tiles::kStays && Config::kBoundedLeft);
     if constexpr (!kAsks || !kBounded) return false;
     const int query0 = at.tile * kTileQ;
@@ -461,13 +370,18 @@ struct Sm90KeyConsumer {
 
   /// The block's only tile of keys.
   __device__ Work work_again() const {
-    if constexpr (Config::kRagged) return shared.parts.sequence.work;
+    if constexpr (Config::kRagged) return shared.parts.sequences[0].work;
     const unsigned index = order.tile_at(static_cast<int>(ptx::block_index_again()));
     return tile_of_keys<Config>(shape, index);
   }
 
   __device__ void run() {
-    if constexpr (Tiles::kStays) {
+    if constexpr (Tiles::kFinds) {
+      if (open()) {
+        walk();
+        store_found(stage_before());
+      }
+    } else if constexpr (Tiles::kStays) {
       if (open()) {
         walk();
         store(work);
@@ -507,8 +421,22 @@ __device__ inline Stretch stretch_of(const Sm90BackwardArguments& args, const Wo
 }
 
 template <class Config>
-__device__ void sm90_backward(const Sm90BackwardArguments& args) {
+using Sm90BackwardCall =
+    ArgumentsOf<Config::kRagged, Sm90BackwardArguments, Sm90RaggedBackwardArguments>;
+
+template <class Config>
+__device__ const Sm90BackwardArguments& launch_of(const Sm90BackwardCall<Config>& call) {
+  if constexpr (Config::kRagged) {
+    return call.launch;
+  } else {
+    return call;
+  }
+}
+
+template <class Config>
+__device__ void sm90_backward(const Sm90BackwardCall<Config>& call) {
   using Tiles = Sm90BackwardTiles<Config>;
+  const Sm90BackwardArguments& args = launch_of<Config>(call);
   auto& shared = storage<Config>();
   static_assert(sizeof(Sm90BackwardStorage<Config>) == Config::kSharedBytes &&
                 Config::kSharedBytes ==
@@ -516,6 +444,9 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
                         Config::kTileQ, Config::kTileK, Config::kDimUnit, Config::kStages,
                         Config::kKeyStages, Config::kDropout, Config::kRagged}));
 
+  if constexpr (Config::kRagged && !Tiles::kStays) {
+    if (!find_sequence<Config>(call, shared)) return;
+  }
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(&args.k);
     ptx::prefetch_tensor_map(&args.v);
@@ -530,8 +461,8 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
   // every step.
   Work first{};
   Stretch stretch;
-  if constexpr (Config::kRagged) {
-    first = shared.parts.sequence.work;
+  if constexpr (Config::kRagged && !Tiles::kStays) {
+    first = shared.parts.sequences[0].work;
   } else if constexpr (!Tiles::kStays) {
     const int place = static_cast<int>(blockIdx.x);
     const unsigned index = tile_of_block<Config>(args.order, place);
@@ -555,7 +486,10 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
         Sm90ClaimedZeros<Config>{args.call, shared}.run(first, stretch);
       }
     }
-    if constexpr (Tiles::kStays) {
+    if constexpr (Tiles::kFinds) {
+      if (threadIdx.x / 32 == kSearches) Sm90SequenceFinder<Config>{call, shared}.run();
+    }
+    if constexpr (Tiles::kCountsDone) {
       if (threadIdx.x == 32 * kCounts) Sm90HeadCounter<Config>{args.call, shared}.run();
     }
   } else {
@@ -563,15 +497,6 @@ __device__ void sm90_backward(const Sm90BackwardArguments& args) {
     Sm90KeyConsumer<Config>(args, shared, first, stretch, warpgroup - 1).run();
   }
 }
-
-template <class Config>
-__device__ void sm90_backward(const Sm90RaggedBackwardArguments& ragged) {
-  if (find_sequence<Config>(ragged, storage<Config>())) sm90_backward<Config>(ragged.launch);
-}
-
-template <class Config>
-using Sm90BackwardCall =
-    ArgumentsOf<Config::kRagged, Sm90BackwardArguments, Sm90RaggedBackwardArguments>;
 
 }  // namespace flashlab::device
 

@@ -106,8 +106,9 @@ bool is_causal(const Geometry& g) {
 }
 
 // Sections where causal tiles differ much: a group of query heads makes each as many times as long.
-// Blocks that stay and have one head a group take as long either way. Of a ragged call a head has
-// the slots of all sequences, and `length`, of a sequence, is known on the average alone.
+// Blocks that stay and have one head a group take as long either way where sequences are as long as
+// one another. Of a ragged call a head has the slots of all sequences, and `length`, of a sequence,
+// is known on the average alone.
 device::KeyOrder choose_order(const Geometry& g, const Sm90BackwardTiling& t, std::int64_t heads,
                               std::int64_t tiles, std::int64_t length, const DeviceInfo& device,
                               const device::KeyParts& parts) {
@@ -123,7 +124,7 @@ device::KeyOrder choose_order(const Geometry& g, const Sm90BackwardTiling& t, st
     order.alone = 0, order.section = order.heads;
     return order;
   }
-  if (!is_causal(g) || (stays && !grouped)) return order;
+  if (!is_causal(g) || (stays && !grouped && !t.ragged)) return order;
   constexpr std::int64_t kElementBytes = 2 + 2 + 4;  // Q and dO in 16 bits, dQ in fp32
   const std::int64_t fit = device.l2_bytes * kSectionTenths / 10;
   const std::int64_t head_bytes = length * t.tile_dim * kElementBytes;
@@ -144,6 +145,9 @@ Blocks count_blocks(const Problem& problem, const Geometry& g, const Sm90Backwar
     const std::int64_t length =
         g.ragged_q ? divide_up(g.seqlen_q, std::max<std::int64_t>(g.batch, 1)) : g.seqlen_q;
     blocks.order = choose_order(g, t, g.heads_k, blocks.sequences.slots_k, length, device, parts);
+    if (t.key_stages > 1) {
+      blocks.key_blocks = std::min<std::int64_t>(blocks.key_tiles, device.multiprocessors);
+    }
     return blocks;
   }
   blocks.query_tiles = divide_up(g.seqlen_q, t.tile_q);
@@ -181,7 +185,8 @@ ConfigPrinter print(const Problem& problem, const Geometry& g, const Sm90Backwar
 void add_regions(GpuPlan& plan, std::int64_t rows, const Sm90BackwardTiling& t,
                  std::int64_t parts) {
   const std::int64_t heads = plan.geometry.batch * plan.geometry.heads_q;
-  const std::int64_t counters = t.ragged ? 0 : rows / t.tile_q + 2 + heads;
+  const std::int64_t counters =
+      t.ragged && t.key_stages == 1 ? 0 : rows / t.tile_q + 2 + (t.ragged ? 0 : heads);
   const auto region = [&](const char* name, std::int64_t bytes) {
     return plan.add_gpu_region(name, static_cast<std::size_t>(bytes));
   };
@@ -263,11 +268,12 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
     step.words.clear();
     return step;
   };
+  const bool stays = t.key_stages > 1, counts_heads = stays && !t.ragged;
   const BackwardRows rows{
-      call_form(plan.problem), t.tile_q,         t.tile_dim,
-      blocks.query_blocks,     t.key_stages > 1, t.ragged ? &blocks.sequences : nullptr};
+      call_form(plan.problem), t.tile_q,     t.tile_dim,
+      blocks.query_blocks,     counts_heads, t.ragged ? &blocks.sequences : nullptr};
   const bool zeros = t.ragged || t.parts;
-  plan.add_kernel(worded(prepare_step(plan, rows, {.zeros = zeros, .turns = !t.ragged},
+  plan.add_kernel(worded(prepare_step(plan, rows, {.zeros = zeros, .turns = !t.ragged || stays},
                                       fmt::format("delta, LSE in base 2 · {} blocks of {} queries",
                                                   blocks.query_blocks, t.tile_q))));
   GpuStep products = worded(
@@ -281,7 +287,7 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
                            : finish_step(plan, rows, {1, t.tile_dim / kFinishColumns, t.tile_k},
                                          fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks",
                                                      blocks.query_blocks));
-  finish.shape.programmatic = t.key_stages > 1;
+  finish.shape.programmatic = stays;
   plan.add_kernel(worded(std::move(finish)));
   if (plan.problem.d_sinks) plan.add_kernel(worded(sinks_step(plan, rows)));
 }
@@ -298,7 +304,7 @@ Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim, bool short
   if (head_dim <= 64) {
     t.tile_q = 128, t.tile_dim = 64;
     // What dropout draws takes the room of one place.
-    if (!ragged) t.key_stages = dropout ? 2 : 3;
+    t.key_stages = dropout ? (ragged ? 1 : 2) : 3;
   } else if (!ragged && !dropout && short_window) {
     t.key_stages = 2;
   }

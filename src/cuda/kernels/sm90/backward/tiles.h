@@ -14,7 +14,7 @@ struct Sm90BackwardTiling {
   /// 1: a block for each tile of keys. Above: blocks that stay, so many tiles of keys under way.
   int key_stages = 1;
   bool dropout = false;  ///< draws lie beside the tiles of queries
-  bool ragged = false;   ///< what a block knows of its sequence lies there, too
+  bool ragged = false;   ///< what a block knows of its tiles' sequences lies there, too
   bool abreast = false;  ///< the query heads of a group go abreast (KeyOrder::wave)
   bool parts = false;    ///< tiles of keys are cut (KeyParts)
 };
@@ -84,13 +84,16 @@ struct KeyOrder {
 constexpr int shared_bytes(const Sm90BackwardTiling& t) {
   constexpr int kScoreStages = 2, kAlignment = 1024;
   // DropoutTile, DropoutWords, Sm90Sequence, a structure of none of them.
-  constexpr int kDrawnBytes = 1536, kWordsBytes = 16, kSequenceBytes = 128, kEmptyBytes = 16;
+  constexpr int kDrawnBytes = 1536, kWordsBytes = 16, kSequenceBytes = 128, kFoundBytes = 16,
+                kEmptyBytes = 16;
   const int keys = t.key_stages * (2 * t.tile_k * t.tile_dim * 2);
   const int queries = t.stages * 2 * t.tile_q * (t.tile_dim * 2 + 4);
   const int scores = kScoreStages * t.tile_k * t.tile_q * 2;
   const int barriers = 16 * (t.key_stages + t.stages + kScoreStages);
   const int parts = (t.dropout ? t.stages * kDrawnBytes + kWordsBytes : 0) +
-                    (t.ragged ? kSequenceBytes : 0) + (t.dropout || t.ragged ? 0 : kEmptyBytes);
+                    (t.ragged ? t.key_stages * kSequenceBytes : 0) +
+                    (t.ragged && t.key_stages > 1 ? kFoundBytes : 0) +
+                    (t.dropout || t.ragged ? 0 : kEmptyBytes);
   const int work = t.key_stages * 4;
   const int bytes = keys + queries + scores + barriers + parts + work;
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;

@@ -12,6 +12,7 @@
 
 #include "runtime/cuda/known_gpus.h"
 #include "train/cuda/lowering.h"
+#include "train/parallel/collective_work.h"
 #include "train/parallel/data_parallel.h"
 #include "train/run/parameters.h"
 #include "train_emulated.h"
@@ -97,6 +98,11 @@ class EmulatedProgram {
   }
   Numbers numbers(TensorId id) {
     return from_bytes(plan_.tensor(id).element, data(id), plan_.tensor(id).elements());
+  }
+  /// Of an arena's range, as an operation of StepPlan::settling.
+  runtime::CollectiveWork collective(const Operation& operation, int rank, int ranks) const {
+    return collective_work(plan_, operation, {lowered_.gradients, {kValues}, {kCopies}}, {}, {},
+                           rank, ranks);
   }
   std::byte* gradients() {
     return region(lowered_.gradients.buffer) + lowered_.gradients.offset_bytes;

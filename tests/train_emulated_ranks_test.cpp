@@ -17,12 +17,11 @@ constexpr int kSteps = 2;
 
 using Programs = std::array<std::unique_ptr<EmulatedProgram>, kRanks>;
 
+using Works = std::array<runtime::CollectiveWork, kRanks>;
+
 // All ranks have come to this collective of theirs.
-void add_and_gather(Programs& ranks, const std::array<std::size_t, kRanks>& step) {
-  std::array<runtime::CollectiveWork, kRanks> works;
+void add_and_gather(Programs& ranks, const Works& works) {
   for (std::size_t rank = 0; rank < kRanks; ++rank) {
-    works[rank] =
-        std::get<runtime::CollectiveWork>(ranks[rank]->program().steps()[step[rank]].work);
     ASSERT_EQ(works[rank].kind, works[0].kind);
     ASSERT_EQ(works[rank].bytes, works[0].bytes);
   }
@@ -64,8 +63,24 @@ void run_step(Programs& ranks) {
     }
     ASSERT_TRUE(come == 0 || come == kRanks);
     meet = come > 0;
-    if (meet) add_and_gather(ranks, step);
+    Works works;
+    for (std::size_t r = 0; meet && r < kRanks; ++r) {
+      works[r] = std::get<runtime::CollectiveWork>(ranks[r]->program().steps()[step[r]].work);
+    }
+    if (meet) add_and_gather(ranks, works);
     for (std::size_t& each : step) ++each;
+  }
+}
+
+// What a step leaves to the next one, or to who reads values before it.
+void settle(Programs& ranks) {
+  for (const Operation& operation : ranks[0]->plan().settling) {
+    Works works;
+    for (int r = 0; r < kRanks; ++r) {
+      works[static_cast<std::size_t>(r)] =
+          ranks[static_cast<std::size_t>(r)]->collective(operation, r, kRanks);
+    }
+    add_and_gather(ranks, works);
   }
 }
 
@@ -139,6 +154,7 @@ TEST_P(TrainEmulatedRanks, HaveTheBitsOfOne) {
       EXPECT_EQ(rank->numbers(rank->plan().gradient_norm), one.numbers(one.plan().gradient_norm));
     }
   }
+  settle(ranks);
   for (auto& rank : ranks) {
     EXPECT_EQ(different_bytes(rank->store(), one.store(), StoreArena::kValues), 0);
     EXPECT_EQ(different_bytes(rank->store(), one.store(), StoreArena::kSecondMoments), 0);
@@ -155,6 +171,8 @@ INSTANTIATE_TEST_SUITE_P(
             "buckets_each", Family::kCourse, Precision::kFp32, {ParallelMode::kBucket, 1000}, true},
         RanksCase{"sharded_bf16", Family::kGpt2, Precision::kBf16, {ParallelMode::kSharded, 1000}},
         RanksCase{"zero1", Family::kCourse, Precision::kFp32, {ParallelMode::kZero1, 0}},
+        RanksCase{
+            "zero1_bf16_each", Family::kGpt2, Precision::kBf16, {ParallelMode::kZero1, 0}, true},
         RanksCase{"zero2", Family::kCourse, Precision::kFp32, {ParallelMode::kZero2, 0}, true},
         RanksCase{"fsdp_bf16", Family::kGpt2, Precision::kBf16, {ParallelMode::kFsdp, 0}},
         RanksCase{"fsdp_frozen",

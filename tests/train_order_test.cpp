@@ -82,33 +82,32 @@ TEST(TrainOrder, RanksOwnEqualPartsOfTheOptimizer) {
   const Ordered all = ordered(ParallelMode::kBucket, 1024);
   ASSERT_EQ(all.plan.owned.size(), 1U);
   EXPECT_EQ(all.plan.owned[0].end, all.plan.arena_elements);
-  for (const ParallelMode mode : {ParallelMode::kSharded, ParallelMode::kZero1}) {
-    std::int64_t end = 0, stepped = 0;
-    for (int rank = 0; rank < 2; ++rank) {
-      StepOptions options = {.batch = 4, .shares = 2, .ranks = 2, .rank = rank};
-      Result<StepPlan> plan = build_parallel_step(small_model(), options, {mode, 1024});
-      ASSERT_TRUE(plan.ok()) << plan.status().message();
-      MemoryPlan memory = plan_memory(*plan);
-      order_streams(*plan, memory);
-      EXPECT_TRUE(check_order(*plan, memory).ok());
-      ASSERT_EQ(plan->owned.size(), 1U);
-      const OwnedRange& own = plan->owned.front();
-      EXPECT_EQ(own.begin, end);
-      end = own.end;
-      EXPECT_EQ(states(memory), 2 * 4 * plan->arena_elements / 2);
-      EXPECT_LE(plan->arena_elements - plan->learned_elements(), 2 * kNormPart);
-      for (const Operation& each : plan->operations) {
-        if (each.kind != OperationKind::kAdamW) continue;
-        for (const auto& range : std::get<AdamWAttributes>(each.attributes).ranges) {
-          EXPECT_GE(range.begin, own.begin);
-          EXPECT_LE(range.end, own.end);
-          stepped += range.end - range.begin;
-        }
+  std::int64_t end = 0, stepped = 0;
+  for (int rank = 0; rank < 2; ++rank) {
+    StepOptions options = {.batch = 4, .shares = 2, .ranks = 2, .rank = rank};
+    Result<StepPlan> plan =
+        build_parallel_step(small_model(), options, {ParallelMode::kSharded, 1024});
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    MemoryPlan memory = plan_memory(*plan);
+    order_streams(*plan, memory);
+    EXPECT_TRUE(check_order(*plan, memory).ok());
+    ASSERT_EQ(plan->owned.size(), 1U);
+    const OwnedRange& own = plan->owned.front();
+    EXPECT_EQ(own.begin, end);
+    end = own.end;
+    EXPECT_EQ(states(memory), 2 * 4 * plan->arena_elements / 2);
+    EXPECT_LE(plan->arena_elements - plan->learned_elements(), 2 * kNormPart);
+    for (const Operation& each : plan->operations) {
+      if (each.kind != OperationKind::kAdamW) continue;
+      for (const auto& range : std::get<AdamWAttributes>(each.attributes).ranges) {
+        EXPECT_GE(range.begin, own.begin);
+        EXPECT_LE(range.end, own.end);
+        stepped += range.end - range.begin;
       }
-      if (rank == 1) {
-        EXPECT_EQ(end, plan->arena_elements);
-        EXPECT_GE(stepped, plan->parameter_count());
-      }
+    }
+    if (rank == 1) {
+      EXPECT_EQ(end, plan->arena_elements);
+      EXPECT_GE(stepped, plan->parameter_count());
     }
   }
 }
@@ -121,8 +120,9 @@ TEST(TrainOrder, EveryMissingWaitIsFound) {
     options.reduce_each_micro_batch = groups == std::string("each");
     if (*groups != '\0' && !options.reduce_each_micro_batch)
       options.checkpoint = *parse_checkpoint(groups, 2);
-    for (const ParallelMode mode : {ParallelMode::kOverlap, ParallelMode::kBucket,
-                                    ParallelMode::kZero2, ParallelMode::kFsdp}) {
+    for (const ParallelMode mode :
+         {ParallelMode::kOverlap, ParallelMode::kBucket, ParallelMode::kZero1, ParallelMode::kZero2,
+          ParallelMode::kFsdp}) {
       Ordered list = ordered(mode, 1024, options);
       ASSERT_TRUE(check_order(list.plan, list.memory).ok());
       for (Operation& operation : list.plan.operations) {

@@ -35,7 +35,8 @@ StepPlan plan_of(ParallelMode mode, int ranks, int rank, Family family = Family:
   return std::move(*plan);
 }
 
-constexpr ParallelMode kUnitModes[] = {ParallelMode::kZero2, ParallelMode::kFsdp};
+constexpr ParallelMode kUnitModes[] = {ParallelMode::kZero1, ParallelMode::kZero2,
+                                       ParallelMode::kFsdp};
 
 // Ranks' parts are everything, once; and so are the sums of squares, as many as one rank has.
 TEST(TrainSharded, PartsAreEverythingOnce) {
@@ -121,8 +122,42 @@ TEST(TrainSharded, MemoryIsThatOfOnesOwnParts) {
     EXPECT_EQ(store->bytes(), of(memory, Role::kParameter) + of(memory, Role::kOptimizerState));
     // Gradients of two layers at a time, and one's own parts.
     const auto gradient = static_cast<std::size_t>(Role::kGradient);
+    if (mode == ParallelMode::kZero1) continue;
     EXPECT_LT(memory.peak.bytes[gradient], all.peak.bytes[gradient]);
   }
+}
+
+// The next forward gathers what it reads, in its type, and nothing else; each unit on its own, so
+// that the first layer does not wait for the last one. Masters are gathered for nobody in a step.
+TEST(TrainSharded, NewValuesAreGatheredBeforeTheirReaders) {
+  for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
+    for (const ParallelMode mode : {ParallelMode::kZero1, ParallelMode::kZero2}) {
+      StepPlan plan = plan_of(mode, 2, 0, Family::kCourse, {.precision = precision});
+      MemoryPlan memory = plan_memory(plan);
+      order_streams(plan, memory);
+      ASSERT_TRUE(check_order(plan, memory).ok());
+      const bool copies = precision == Precision::kBf16;
+      std::set<int> waited_for;
+      std::vector<std::string> units;
+      for (std::size_t i = 0; i < plan.operations.size(); ++i) {
+        const Operation& each = plan.operations[i];
+        waited_for.insert(each.depends_on.begin(), each.depends_on.end());
+        if (each.kind != OperationKind::kAllGather) continue;
+        EXPECT_EQ(i, units.size()) << "behind what could run beside it";
+        units.push_back(each.name);
+        EXPECT_EQ(each.inputs.front().slot, copies ? Slot::kCopy : Slot::kValue);
+      }
+      ASSERT_EQ(units.size(), 8U);
+      const std::string what = copies ? "all-gather copies of " : "all-gather values of ";
+      EXPECT_EQ(units.front(), what + "embedding");
+      EXPECT_EQ(units[1], what + "layer 0");
+      EXPECT_EQ(units.back(), what + "head");
+      for (int i = 0; i < 8; ++i) EXPECT_TRUE(waited_for.contains(i)) << units[std::size_t(i)];
+      // Who reads values between two steps has the masters, too.
+      EXPECT_EQ(plan.settling.size(), copies ? 16U : 8U);
+    }
+  }
+  EXPECT_TRUE(plan_of(ParallelMode::kFsdp, 2, 0).settling.empty());
 }
 
 // Each rank draws what it owns, and what it draws is what one rank draws there.

@@ -42,4 +42,20 @@ runtime::CollectiveWork collective_work(const StepPlan& plan, const Operation& o
   return out;
 }
 
+Status run_collective(const runtime::Program& program, const runtime::Call& call,
+                      const runtime::CollectiveWork& work, std::string_view name,
+                      runtime::Communicator& group, void* stream) {
+  const auto address = [&](runtime::Place place) {
+    return place.buffer < 0 ? nullptr : program.address(call, place);
+  };
+  return group.run({.kind = work.kind,
+                    .from = address(work.from),
+                    .to = address(work.to),
+                    .bytes = work.bytes,
+                    .dtype = work.dtype,
+                    .root = work.root,
+                    .name = name,
+                    .stream = stream});
+}
+
 }  // namespace flashlab::train

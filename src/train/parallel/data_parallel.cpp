@@ -122,7 +122,6 @@ void add_gradients(StepPlan& plan, const ParallelOptions& options) {
       buckets.push_back(std::move(bucket));
     }
   }
-  const bool scatter = options.mode == ParallelMode::kZero1;
   // A tied weight's writer may come late: what is ready first is sent first.
   std::ranges::stable_sort(buckets, {}, &Bucket::after);
   std::vector<Operation> list, taken;
@@ -136,11 +135,6 @@ void add_gradients(StepPlan& plan, const ParallelOptions& options) {
     list.push_back(std::move(before[static_cast<std::size_t>(i)]));
     for (; next != buckets.end() && next->after == i; ++next) {
       Operation sum = all_reduce(plan, *next);
-      if (scatter) {
-        sum.name = "reduce-scatter gradients" + next->place;
-        sum.kind = OperationKind::kReduceScatter;
-        sum.attributes = CollectiveAttributes{0, plan.learned_end};
-      }
       std::vector<Operation> back;
       if (options.bf16_wire) back = send_rounded(plan, *next, sum, list);
       take();
@@ -168,14 +162,6 @@ void deal_out(StepPlan& plan, int ranks, int rank) {
                  .learned = std::clamp<std::int64_t>(learned - begin, 0, part),
                  .squares = begin / kNormPart}};
   plan.squares = (learned + kNormPart - 1) / kNormPart;
-}
-
-// Sums of squares meet before the root, each rank's behind those of the rank before.
-void split_whole_norm(StepPlan& plan) {
-  const Operand sums = split_norm(plan, plan.learned_end / kNormPart);
-  const auto norm =
-      std::ranges::find(plan.operations, OperationKind::kGradientNorm, &Operation::kind) + 1;
-  plan.operations.insert(norm, all_gather("all-gather sums of squares", {sums}, {}));
 }
 
 // After AdamW values and what forward reads of them come together.
@@ -234,14 +220,18 @@ Result<StepPlan> build_parallel_step(const ModelConfig& model, const StepOptions
   }
   if (deals_out_units(parallel.mode)) {
     Units units(*plan, options.ranks, options.rank);
-    if (learns) units.scatter_gradients(parallel.bf16_wire);
+    if (learns && parallel.mode == ParallelMode::kZero1) {
+      units.scatter_in_place();
+    } else if (learns) {
+      units.scatter_gradients(parallel.bf16_wire);
+    }
     if (parallel.mode == ParallelMode::kFsdp) units.gather_values();
     if (steps) units.split_optimizer(decay);
   } else {
-    if (learns && shards(parallel.mode)) deal_out(*plan, options.ranks, options.rank);
+    const bool sharded = parallel.mode == ParallelMode::kSharded;
+    if (learns && sharded) deal_out(*plan, options.ranks, options.rank);
     if (learns) add_gradients(*plan, parallel);
-    if (steps && shards(parallel.mode)) {
-      if (parallel.mode == ParallelMode::kZero1) split_whole_norm(*plan);
+    if (steps && sharded) {
       step_owned(*plan, decay);
       gather_whole(*plan);
     }
@@ -254,7 +244,8 @@ Result<StepPlan> build_parallel_step(const ModelConfig& model, const StepOptions
 
 void share_parameters(StepPlan& plan, ParallelMode mode, int ranks, int rank) {
   if (ranks == 1) return;
-  if (shards(mode)) deal_out(plan, ranks, rank);  // frozen parameters lie behind the padding
+  if (mode == ParallelMode::kSharded)
+    deal_out(plan, ranks, rank);  // frozen parameters lie behind the padding
   if (!deals_out_units(mode)) return;
   Units units(plan, ranks, rank);
   if (mode != ParallelMode::kFsdp) return;

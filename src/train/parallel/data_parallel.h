@@ -23,11 +23,12 @@ enum class ParallelMode : std::uint8_t {
   /// As bucket; each rank has the moments of its part of the parameters, steps that part, and all
   /// gather the new values.
   kSharded,
-  kZero1,  ///< as sharded, and after backward each rank gets the gradients of its part alone
-  /// Of each layer every rank has a part, of moments and of gradients: these are added beside
-  /// backward when the layer's are whole, and only one's own part is kept.
-  kZero2,
-  kFsdp,  ///< as zero2, and of the values, too: a layer's are gathered for whom they are read by
+  /// Of each layer every rank has a part, and its moments. Of gradients it gets the sums of its
+  /// part alone, beside backward when the layer's are whole. The next forward gathers what it reads
+  /// of the new values, layer by layer; StepExecutor::settle() all of them.
+  kZero1,
+  kZero2,  ///< as zero1, and of gradients only one's own part is kept
+  kFsdp,   ///< as zero2, and of the values, too: a layer's are gathered for whom they are read by
 };
 /// "naive", "flat", "overlap", "bucket", "sharded", "zero1", "zero2", "fsdp".
 const char* to_string(ParallelMode mode) noexcept;
@@ -35,13 +36,9 @@ const char* to_string(ParallelMode mode) noexcept;
 std::optional<ParallelMode> parse_parallel_mode(std::string_view name);
 std::vector<std::string> parallel_mode_names();
 
-/// Whether each rank has the moments of a part alone.
-inline bool shards(ParallelMode mode) noexcept {
-  return mode == ParallelMode::kSharded || mode == ParallelMode::kZero1;
-}
 /// Whether arenas are dealt out layer by layer.
 inline bool deals_out_units(ParallelMode mode) noexcept {
-  return mode == ParallelMode::kZero2 || mode == ParallelMode::kFsdp;
+  return mode >= ParallelMode::kZero1;
 }
 /// Whether gradients are added by runs of parameters.
 inline bool has_buckets(ParallelMode mode) noexcept {

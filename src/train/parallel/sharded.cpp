@@ -19,6 +19,10 @@ PointwiseAttributes rows_of_part(Pointwise function, std::int64_t part) {
   return {.function = function, .rows = part / kNormPart, .width = kNormPart};
 }
 
+std::string of_micro_batch(std::size_t stretch) {
+  return stretch == 0 ? "" : fmt::format(" of micro-batch {}", stretch + 1);
+}
+
 }  // namespace
 
 Operation all_gather(std::string name, std::vector<Operand> operands,
@@ -161,8 +165,7 @@ Units::Sum Units::begin_sum(const Unit& unit, std::size_t stretch) {
     end = parameter.offset - unit.begin + parameter.elements;
   }
   gap(unit.part * ranks_);
-  out.clear.name = fmt::format("clear beside d {}{}", unit.name,
-                               stretch == 0 ? "" : fmt::format(" of micro-batch {}", stretch + 1));
+  out.clear.name = fmt::format("clear beside d {}{}", unit.name, of_micro_batch(stretch));
   out.clear.kind = OperationKind::kClear;
   out.clear.operation_class = OperationClass::kElementwise;
   out.clear.phase = Phase::kBackward;
@@ -183,6 +186,18 @@ Operation Units::copy_of_part(std::string name, int layer, TensorId from, Tensor
   return out;
 }
 
+// Between which tensors, or in which range, is the caller's.
+Operation Units::reduce_scatter(const Unit& unit, std::size_t stretch) const {
+  Operation out;
+  out.name = fmt::format("reduce-scatter d {}{}", unit.name, of_micro_batch(stretch));
+  out.kind = OperationKind::kReduceScatter;
+  out.operation_class = OperationClass::kCommunication;
+  out.phase = Phase::kBackward;
+  out.layer = plan_.tensor(plan_.parameters[unit.first].master).layer;
+  out.attributes = CollectiveAttributes{};
+  return out;
+}
+
 // What does not come to its place at once is taken there when the next unit is sent: then it is
 // here.
 void Units::end_sum(const Sum& sum, std::size_t stretch, std::vector<Operation>& list) {
@@ -190,7 +205,7 @@ void Units::end_sum(const Sum& sum, std::size_t stretch, std::vector<Operation>&
   const TensorId kept = plan_.owned[sum.unit].gradient;
   const int layer = plan_.tensor(kept).layer;
   const Element element = bf16_wire_ ? Element::kBf16 : plan_.tensor(kept).element;
-  const std::string which = stretch == 0 ? "" : fmt::format(" of micro-batch {}", stretch + 1);
+  const std::string which = of_micro_batch(stretch);
   TensorId from = sum.whole, to = kept;
   if (bf16_wire_) {
     from = add_tensor({fmt::format("sent d {}", unit.name),
@@ -203,15 +218,9 @@ void Units::end_sum(const Sum& sum, std::size_t stretch, std::vector<Operation>&
   }
   if (bf16_wire_ || stretch > 0) to = part_tensor(unit, "sum of d", element, Role::kCommunication);
   add_pending(list);
-  Operation out;
-  out.name = fmt::format("reduce-scatter d {}{}", unit.name, which);
-  out.kind = OperationKind::kReduceScatter;
-  out.operation_class = OperationClass::kCommunication;
-  out.phase = Phase::kBackward;
-  out.layer = layer;
+  Operation out = reduce_scatter(unit, stretch);
   out.inputs = {{Slot::kGradient, from}};
   out.outputs = {{Slot::kGradient, to}};
-  out.attributes = CollectiveAttributes{};
   list.push_back(std::move(out));
   if (to == kept) return;
   Operation take = copy_of_part(fmt::format("take d {}{}", unit.name, which), layer, to, kept);
@@ -231,6 +240,32 @@ void Units::add_pending(std::vector<Operation>& list) {
 
 std::size_t Units::learned_units() const {
   return static_cast<std::size_t>(std::ranges::count(units_, false, &Unit::frozen));
+}
+
+void Units::scatter_in_place() {
+  const std::vector<Stretch> stretches = stretches_of(plan_, optimizer_of(plan_));
+  std::vector<Operation> list;
+  std::size_t s = 0;
+  for (int i = 0; i < static_cast<int>(plan_.operations.size()); ++i) {
+    list.push_back(std::move(plan_.operations[static_cast<std::size_t>(i)]));
+    if (s == stretches.size()) continue;
+    for (std::size_t u = 0; u < learned_units(); ++u) {
+      const Unit& unit = units_[u];
+      const auto writers = stretches[s].writers.begin();
+      const int whole_after =
+          *std::max_element(writers + static_cast<std::ptrdiff_t>(unit.first),
+                            writers + static_cast<std::ptrdiff_t>(unit.last) + 1);
+      if (whole_after != i) continue;
+      list.push_back(reduce_scatter(unit, s));
+      for (std::size_t each = unit.first; each <= unit.last; ++each) {
+        list.back().inputs.push_back({Slot::kGradient, plan_.parameters[each].gradient});
+      }
+      list.back().outputs = list.back().inputs;
+      list.back().attributes = CollectiveAttributes{unit.begin, unit.begin + unit.part * ranks_};
+    }
+    if (stretches[s].last == i) ++s;
+  }
+  plan_.operations = std::move(list);
 }
 
 void Units::scatter_gradients(bool bf16_wire) {
@@ -295,24 +330,50 @@ void Units::scatter_gradients(bool bf16_wire) {
   }
 }
 
-void Units::gather_new_values(std::vector<Operation>& list) const {
+// What the optimizer has changed of a unit, in place.
+Operation Units::gather_new(const Unit& unit, bool copies) const {
   using Arena = CollectiveAttributes::Arena;
-  for (const bool copies : {false, true}) {
-    for (const Unit& unit : units_) {
-      const Parameter& first = plan_.parameters[unit.first];
-      if (unit.frozen) break;
-      if (copies && first.value == first.master) continue;
-      std::vector<Operand> operands;
-      for (std::size_t i = unit.first; i <= unit.last; ++i) {
-        const Parameter& parameter = plan_.parameters[i];
-        operands.push_back(copies ? Operand{Slot::kCopy, parameter.value}
-                                  : Operand{Slot::kValue, parameter.master});
-      }
-      list.push_back(all_gather(
-          fmt::format("all-gather {} of {}", copies ? "copies" : "values", unit.name), operands,
-          {unit.begin, unit.begin + unit.part * ranks_, copies ? Arena::kCopies : Arena::kValues}));
+  std::vector<Operand> operands;
+  for (std::size_t i = unit.first; i <= unit.last; ++i) {
+    const Parameter& parameter = plan_.parameters[i];
+    operands.push_back(copies ? Operand{Slot::kCopy, parameter.value}
+                              : Operand{Slot::kValue, parameter.master});
+  }
+  Operation out = all_gather(
+      fmt::format("all-gather {} of {}", copies ? "copies" : "values", unit.name), operands,
+      {unit.begin, unit.begin + unit.part * ranks_, copies ? Arena::kCopies : Arena::kValues});
+  out.phase = Phase::kForward;
+  out.layer = plan_.tensor(operands.front().tensor).layer;
+  return out;
+}
+
+// At the head of the list, in the order of the readers: on the ranks' stream all are sent one after
+// the other, and each reader waits for its own.
+void Units::gather_new_values() {
+  const Parameter& first = plan_.parameters.front();
+  const bool copies = first.value != first.master;
+  std::unordered_map<TensorId, std::size_t> unit_of;
+  for (std::size_t u = 0; u < learned_units(); ++u) {
+    for (std::size_t i = units_[u].first; i <= units_[u].last; ++i) {
+      unit_of[plan_.parameters[i].value] = u;
     }
   }
+  std::vector<bool> sent(units_.size());
+  std::vector<Operation> list;
+  for (const Operation& operation : plan_.operations) {
+    for (const TensorId id : operation.inputs) {
+      const auto found = unit_of.find(id);
+      if (found == unit_of.end() || sent[found->second]) continue;
+      sent[found->second] = true;
+      list.push_back(gather_new(units_[found->second], copies));
+    }
+  }
+  for (std::size_t u = 0; u < learned_units(); ++u) {
+    plan_.settling.push_back(gather_new(units_[u], false));
+    if (copies) plan_.settling.push_back(gather_new(units_[u], true));
+  }
+  plan_.operations.insert(plan_.operations.begin(), std::make_move_iterator(list.begin()),
+                          std::make_move_iterator(list.end()));
 }
 
 void Units::split_optimizer(double weight_decay) {
@@ -326,20 +387,17 @@ void Units::split_optimizer(double weight_decay) {
   const auto find = [&](OperationKind kind) {
     return std::ranges::find(plan_.operations, kind, &Operation::kind);
   };
-  own_gradients(*find(OperationKind::kGradientNorm));
-  own_gradients(*find(OperationKind::kAdamW));
+  if (plan_.owned_gradients) {
+    own_gradients(*find(OperationKind::kGradientNorm));
+    own_gradients(*find(OperationKind::kAdamW));
+  }
   const Operand sums = split_norm(plan_, plan_.squares);
   Operation meet = all_gather("all-reduce sums of squares", {sums}, {});
   meet.kind = OperationKind::kAllReduce;
   plan_.operations.insert(find(OperationKind::kGradientNorm) + 1, std::move(meet));
   step_owned(plan_, weight_decay);
+  if (!plan_.owned_values) return gather_new_values();
   const auto adamw = find(OperationKind::kAdamW);
-  if (!plan_.owned_values) {
-    std::vector<Operation> list;
-    gather_new_values(list);
-    plan_.operations.insert(adamw + 1, list.begin(), list.end());
-    return;
-  }
   for (std::vector<Operand>* operands : {&adamw->inputs, &adamw->outputs}) {
     std::erase_if(*operands, [](const Operand& each) {
       return each.slot == Slot::kValue || each.slot == Slot::kCopy;

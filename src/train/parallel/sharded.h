@@ -28,6 +28,8 @@ class Units {
   /// Lays out the arenas anew.
   Units(StepPlan& plan, int ranks, int rank);
 
+  /// Gradients stay in their arena, in which a rank then has the sums of its parts.
+  void scatter_in_place();
   /// Gradients of a unit are a tensor of their own until ranks have added them: each keeps its
   /// part.
   void scatter_gradients(bool bf16_wire);
@@ -35,8 +37,8 @@ class Units {
   /// with, at most two units before it is read, is dropped after its last reader, and is gathered
   /// again where another one comes.
   void gather_values();
-  /// Norm and AdamW of one's own parts. Where values are whole they then come together, unit by
-  /// unit.
+  /// Norm and AdamW of one's own parts. Where values are whole they come together before the next
+  /// step reads them, unit by unit.
   void split_optimizer(double weight_decay);
 
  private:
@@ -55,10 +57,12 @@ class Units {
   TensorId add_tensor(PlanTensor tensor);
   TensorId part_tensor(const Unit& unit, const char* what, Element element, Role role);
   Sum begin_sum(const Unit& unit, std::size_t stretch);
+  Operation reduce_scatter(const Unit& unit, std::size_t stretch) const;
   void end_sum(const Sum& sum, std::size_t stretch, std::vector<Operation>& list);
   Operation copy_of_part(std::string name, int layer, TensorId from, TensorId to) const;
   void add_pending(std::vector<Operation>& list);
-  void gather_new_values(std::vector<Operation>& list) const;
+  Operation gather_new(const Unit& unit, bool copies) const;
+  void gather_new_values();
   void gather_one(const Unit& unit, std::size_t episode, const Operation& before,
                   std::vector<Operation>& list, Views& views);
 

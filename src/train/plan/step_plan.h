@@ -84,8 +84,11 @@ struct StepPlan {
   bool owned_gradients = false;  ///< gradients are kept of owned elements alone
   std::int64_t squares = 0;      ///< sums of kNormPart squares of all ranks; 0: nothing is shared
   bool owned_values = false;     ///< values, too: copies are made where they are read
-  bool tf32 = false;             ///< products of fp32 may round their operands to tf32
-  bool any_threads = false;      ///< bits depend on no number of threads: attention's neither
+  /// What brings values together that a step leaves in parts: its next one gathers only what it
+  /// reads (StepExecutor::settle).
+  std::vector<Operation> settling;
+  bool tf32 = false;         ///< products of fp32 may round their operands to tf32
+  bool any_threads = false;  ///< bits depend on no number of threads: attention's neither
 
   TensorId tokens = kNoTensor;         ///< int32 [batch, context]
   TensorId targets = kNoTensor;        ///< int32 [batch, context]

@@ -14,7 +14,6 @@
 #include "train/cpu/call.h"
 #include "train/cpu/narrow.h"
 #include "train/cpu/random.h"
-#include "train/parallel/collective_work.h"
 #include "train/plan/attention_problem.h"
 #include "train/plan/documents.h"
 #include "train/plan/order.h"
@@ -332,14 +331,13 @@ void CpuExecutor::add_steps() {
   using Clock = OperationObserver::Clock;
   runtime::Program& program = program_.program();
   for (int i = 1; i < streams_of(plan_); ++i) program.add_stream(0);
-  ArenaPlaces arenas;
   const auto tensor_at = [&](const char* name, void* address) {
     exchanged_.push_back(address);
     return runtime::Place{program.add_tensor(name)};
   };
   if (group_ != nullptr) {
-    arenas = {tensor_at("gradients", gradient_arena()), tensor_at("values", parameters_->values()),
-              tensor_at("copies", parameters_->copies())};
+    arenas_ = {tensor_at("gradients", gradient_arena()), tensor_at("values", parameters_->values()),
+               tensor_at("copies", parameters_->copies())};
   }
   for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
     const auto run = [this, i](auto) {
@@ -357,7 +355,7 @@ void CpuExecutor::add_steps() {
       const runtime::Place from = tensor_at("from", data(operation.inputs.front()));
       const runtime::Place to = tensor_at("to", data(operation.outputs.front()));
       step.work =
-          collective_work(plan_, operation, arenas, from, to, group_->rank(), group_->size());
+          collective_work(plan_, operation, arenas_, from, to, group_->rank(), group_->size());
     } else {
       step.work = runtime::HostWork{run, {}};
     }
@@ -365,7 +363,14 @@ void CpuExecutor::add_steps() {
   }
 }
 
+Status CpuExecutor::gather(const Operation& operation) {
+  const auto work =
+      collective_work(plan_, operation, arenas_, {}, {}, group_->rank(), group_->size());
+  return run_collective(program_.program(), {.tensors = exchanged_}, work, operation.name, *group_);
+}
+
 Status CpuExecutor::run(OperationObserver* observer) {
+  leaves_parts();
   static constexpr Stream kHere[2] = {};
   observer_ = observer;
   if (plan_.documents != kNoTensor) {

@@ -11,6 +11,7 @@
 #include "flashlab/context.h"
 #include "runtime/program/executor.h"
 #include "train/cpu/rows-inl.h"
+#include "train/parallel/collective_work.h"
 #include "train/run/step_executor.h"
 
 namespace flashlab::train {
@@ -40,6 +41,7 @@ class CpuExecutor final : public StepExecutor {
   explicit CpuExecutor(const Context& context) : context_(context) {}
   Status bind(ParameterStore& parameters);
   Status bind_attention();
+  Status gather(const Operation& operation) override;
   template <class T>
   void add_steps();
   template <class T>
@@ -85,6 +87,7 @@ class CpuExecutor final : public StepExecutor {
   std::vector<std::optional<Plan>> attention_plans_;  ///< per operation of attention
   runtime::Executor program_;
   runtime::Communicator* group_ = nullptr;
+  ArenaPlaces arenas_;                     ///< among `exchanged_`
   std::vector<void*> exchanged_;           ///< of the program's collectives: what they work on
   OperationObserver* observer_ = nullptr;  ///< of the call that runs
 };

@@ -182,27 +182,24 @@ Status CudaStepExecutor::join_ranks() {
   if (!progress.ok()) return progress.status();
   progress_ = std::move(*progress);
   std::memset(progress_.data(), 0, sizeof(std::uint32_t));
-  const runtime::Call all = call();
-  const auto address = [&](runtime::Place place) {
-    return place.buffer < 0 ? nullptr : program().address(all, place);
-  };
   for (std::size_t i = 0; i < program().steps().size(); ++i) {
     const runtime::Step& step = program().steps()[i];
     const auto* work = std::get_if<runtime::CollectiveWork>(&step.work);
     if (work == nullptr) continue;
     collectives_.push_back(i);
-    Status s = group_->run({.kind = work->kind,
-                            .from = address(work->from),
-                            .to = address(work->to),
-                            .bytes = work->bytes,
-                            .dtype = work->dtype,
-                            .root = work->root,
-                            .name = step.name,
-                            .stream = stream_.handle});
+    Status s = run_collective(program(), call(), *work, step.name, *group_, stream_.handle);
     if (!s.ok()) return s;
   }
   running_ = true;
   return wait();
+}
+
+Status CudaStepExecutor::gather(const Operation& operation) {
+  const cuda::ContextGuard current = device_.current();
+  const auto work = collective_work(plan_, operation, {lowered_.gradients, {kValues}, {kCopies}},
+                                    {}, {}, group_->rank(), group_->size());
+  running_ = true;
+  return run_collective(program(), call(), work, operation.name, *group_, stream_.handle);
 }
 
 Status CudaStepExecutor::allocate() {
@@ -302,6 +299,7 @@ Status CudaStepExecutor::run(OperationObserver* observer) {
   }
   if (Status s = stage(); !s.ok()) return s;
   running_ = group_ != nullptr;
+  leaves_parts();
   if (Status s = enqueue(observer); !s.ok()) return s;
   const cuda::CUresult copied = device_.api().cuMemcpyDtoHAsync(
       results_.data(), cuda::pointer_of(region(lowered_.results_buffer)),

@@ -57,6 +57,7 @@ class CudaStepExecutor final : public StepExecutor {
   };
   CudaStepExecutor(const Context& context, cuda::GpuDevice& device);
   Status make_streams();
+  Status gather(const Operation& operation) override;
   Status prepare_in_turn();
   Status join_ranks();
   Status wait_among_ranks();

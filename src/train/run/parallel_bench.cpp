@@ -73,6 +73,7 @@ StepPlan without_collectives(StepPlan plan) {
   std::erase_if(plan.operations, [](const Operation& operation) {
     return operation.operation_class == OperationClass::kCommunication;
   });
+  plan.settling.clear();
   finish(plan);
   return plan;
 }

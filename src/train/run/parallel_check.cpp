@@ -103,6 +103,7 @@ Result<Trail> run_steps(const Context& context, StepPlan plan, const ModelConfig
     out.losses.push_back(executor.number(executor.plan().loss));
     out.norms.push_back(executor.number(executor.plan().gradient_norm));
   }
+  if (Status s = bound->executor->settle(); !s.ok()) return s;
   if (Status s = bound->executor->pull_parameters(); !s.ok()) return s;
   const ParameterStore& store = *bound->parameters;
   const ReadElements read = whole_elements(ranks, store);

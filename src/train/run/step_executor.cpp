@@ -44,6 +44,16 @@ double StepExecutor::number(TensorId id) const {
              : static_cast<double>(*static_cast<const float*>(data(id)));
 }
 
+Status StepExecutor::settle() {
+  if (settled_) return {};
+  if (Status s = wait(); !s.ok()) return s;
+  for (const Operation& operation : plan().settling) {
+    if (Status s = gather(operation); !s.ok()) return s;
+  }
+  settled_ = true;
+  return wait();
+}
+
 void begin_loss_scale(const StepExecutor& executor) {
   for (const Operation& operation : executor.plan().operations) {
     if (operation.kind != OperationKind::kLossScale) continue;

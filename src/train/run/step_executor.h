@@ -25,6 +25,9 @@ class StepExecutor {
   virtual Status run(OperationObserver* observer = nullptr) = 0;
   /// Waits for what was enqueued. Errors: a failure of the work itself.
   virtual Status wait() { return {}; }
+  /// Makes values whole that steps leave in parts, for who reads them between two steps: on all
+  /// ranks alike. Waits.
+  Status settle();
   /// The store's numbers to the device, and back: where the device has a memory of its own.
   virtual Status push_parameters() { return {}; }
   virtual Status pull_parameters() { return {}; }
@@ -49,6 +52,13 @@ class StepExecutor {
   }
   /// A result of one element.
   double number(TensorId id) const;
+
+ protected:
+  void leaves_parts() { settled_ = plan().settling.empty(); }
+
+ private:
+  virtual Status gather(const Operation& operation) = 0;
+  bool settled_ = true;
 };
 
 /// The executor of the context's device. `context`, `parameters` and `group`, which carries out

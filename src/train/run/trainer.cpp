@@ -398,6 +398,7 @@ Status Trainer::step(StepReport& report) {
 }
 
 Result<double> Trainer::validation_loss(std::int64_t batches) {
+  if (Status s = executor_->settle(); !s.ok()) return s;
   const Tokens& file = text_->validation;
   const std::int64_t context = config_.model.context, batch = config_.batch;
   const std::int64_t windows = (file.size() - 1) / context;
@@ -440,6 +441,7 @@ Result<double> Trainer::validation_loss(std::int64_t batches) {
 
 Status Trainer::save(TrainObserver& observer) {
   if (saved_ == done_) return {};
+  if (Status s = executor_->settle(); !s.ok()) return s;
   if (Status s = executor_->pull_parameters(); !s.ok()) return s;
   RunState state = {done_, config_.model};
   state.config = config_.to_json();
@@ -463,6 +465,7 @@ Status Trainer::save(TrainObserver& observer) {
 }
 
 Status Trainer::sample(TrainObserver& observer) {
+  if (Status s = executor_->settle(); !s.ok()) return s;
   // Where weights are dealt out all ranks make the sample.
   if (!ranks_.leads() && !parameters_->owns_values()) return {};
   if (Status s = executor_->pull_parameters(); !s.ok()) return s;

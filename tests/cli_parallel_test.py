@@ -45,6 +45,20 @@ def short_text(folder):
     return ["--text", f"{folder}/text.txt"]
 
 
+FAKE_PYTHON = '''#!/usr/bin/env python3
+import json, sys
+assert sys.argv[1] == "-c" and "torch_step" in sys.argv[2]
+print(json.dumps({"ready": "torch 9, for rank " + sys.argv[3]}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    answer = {"status": "oom", "message": "no memory"}
+    if asked["way"] == "ddp":
+        answer = {"status": "ok", "step_ms": 1000 + asked["batch"] + asked["context"],
+                  "gradients_ms": 900, "peak_bytes": 0}
+    print(json.dumps(answer), flush=True)
+'''
+
+
 class Training(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.mkdtemp()
@@ -293,6 +307,33 @@ class Bench(unittest.TestCase):
         for mode in ("zero2", "fsdp"):
             self.assertLess(rows[mode]["bytes"]["gradient"],
                             0.6 * rows["flat"]["bytes"]["gradient"])
+
+    def test_pytorch_is_rows_behind_the_modes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            # Stands for Python: answers by the protocol of bench/peers/torch_parallel.py.
+            fake = f"{folder}/python"
+            with open(fake, "w", encoding="utf-8") as file:
+                file.write(FAKE_PYTHON)
+            os.chmod(fake, 0o755)
+            got = launch(2, "bench", "parallel", "--batch", "4", "--context", "64", "--repeats",
+                         "2", "--warmup", "1", "--parallel", "naive,bucket,fsdp", "--peers",
+                         "torch", "--python", fake, "--json", "-")
+            self.assertEqual(got.returncode, 0, got.stderr)
+            result = json.loads(got.stdout)
+            self.assertEqual(result["torch"], "torch 9, for rank cpu")
+            rows = {row["mode"]: row for row in result["rows"]}
+            self.assertEqual(list(rows), ["naive", "bucket", "fsdp", "torch.ddp", "torch.fsdp2"])
+            ddp = rows["torch.ddp"]
+            self.assertEqual(ddp["step_ms"], 1000 + 2 + 64)  # a rank's batch, the context
+            self.assertAlmostEqual(ddp["tokens_per_s"], 4 * 64 / 1.066)
+            self.assertAlmostEqual(ddp["tokens_per_s_of_ours"], 1066 / rows["bucket"]["step_ms"])
+            self.assertIn("no memory", rows["torch.fsdp2"]["error"])
+            got = launch(2, "bench", "parallel", "--peers", "torch", "--python", "/nowhere/python")
+            self.assertEqual(got.returncode, 2)
+            self.assertIn("/nowhere/python cannot be started", got.stderr)
+        got = launch(2, "bench", "parallel", "--python", "python3")
+        self.assertEqual(got.returncode, 2)
+        self.assertIn("--python has no effect without peers", got.stderr)
 
     def test_a_step_of_ranks_is_a_row_of_bench_step(self):
         got = launch(2, "bench", "step", "--parallel", "fsdp", "--repeats", "2", "--warmup", "1",

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -139,6 +142,56 @@ void write_rows(const std::string& file, const Json& out) {
   }
 }
 
+// PyTorch's way of a mode; empty where it has none.
+std::string torch_way(train::ParallelMode mode) {
+  using enum train::ParallelMode;
+  return mode == kBucket ? "ddp" : mode == kZero1 ? "zero1" : mode == kFsdp ? "fsdp2" : "";
+}
+
+Json row_of_torch(const std::string& name, const Result<lab::TorchParallelTimes>& times,
+                  const Table& table, double our_step_ms) {
+  if (!times.ok()) return {{"mode", name}, {"error", times.status().message()}};
+  Json out = {{"mode", name},
+              {"step_ms", times->step_ms},
+              {"gradients_ms", times->gradients_ms},
+              {"tokens_per_s", table.tokens / times->step_ms * 1e3},
+              {"peak_bytes", times->peak_bytes}};
+  if (our_step_ms > 0) out["tokens_per_s_of_ours"] = times->step_ms / our_step_ms;
+  return out;
+}
+
+void print_torch(const Json& row, const std::string& mode) {
+  const auto name = row["mode"].get<std::string>();
+  if (row.contains("error")) {
+    return print_line(fmt::format("{:16} {}", name, row["error"].get<std::string>()));
+  }
+  const std::string ours = row.contains("tokens_per_s_of_ours")
+                               ? fmt::format("; {} makes {:.2f} times its tokens/s", mode,
+                                             row["tokens_per_s_of_ours"].get<double>())
+                               : std::string();
+  print_line(fmt::format("{:16} {:9.2f} {:>29} {:10.0f}   forward and backward {:.2f} ms{}", name,
+                         row["step_ms"].get<double>(), "", row["tokens_per_s"].get<double>(),
+                         row["gradients_ms"].get<double>(), ours));
+}
+
+std::unique_ptr<lab::TorchParallel> start_peer(const Arguments& arguments, const Context& context,
+                                               const train::Ranks& ranks) {
+  if (!arguments.has("--peers")) {
+    if (!arguments.has("--python")) return nullptr;
+    fail_usage(
+        "--python has no effect without peers that run in Python; add --peers torch, or leave it "
+        "out");
+  }
+  auto torch = lab::TorchParallel::start(
+      {.python = arguments.value("--python").value_or("python3"),
+       .silence_s = static_cast<double>(whole(arguments, "--timeout", 600, 1, 1'000'000))},
+      to_string(context.device()));
+  if (const Status s = ranks.agree(torch.status()); !s.ok()) {
+    fail_among(ranks, s, kExitUsage);
+  }
+  return std::move(*torch);
+}
+
 // All but the rows.
 Json head_of_rows(const Context& context, const train::Ranks& ranks, const std::string& model,
                   const train::StepOptions& options, const train::BenchCounts& counts,
@@ -187,6 +240,7 @@ int run_bench_parallel(const Arguments& arguments) {
       .repeats = static_cast<int>(whole(arguments, "--repeats", 10, 1, 100000))};
   const auto file = arguments.value("--json");
   const bool prints = ranks.leads() && file != "-";
+  const std::unique_ptr<lab::TorchParallel> torch = start_peer(arguments, context, ranks);
   Table table = {.tokens = static_cast<double>(options.batch * options.context)};
   if (prints) {
     print_line(fmt::format("bench parallel · {} · batch {} x {} ({} a rank) · {} · {} ranks · {}\n",
@@ -202,12 +256,18 @@ int run_bench_parallel(const Arguments& arguments) {
   }
   if (prints) print_heading(table);
   Json out = head_of_rows(context, ranks, model->name, options, counts, table);
+  if (torch != nullptr) out["torch"] = torch->words();
   // After each mode, so that an interruption loses no more than the mode it stops; a pipe has one.
+  const auto with_peer = [&](const train::ParallelOptions& mode) {
+    return torch != nullptr && !torch_way(mode.mode).empty();
+  };
+  const auto all = modes.size() + static_cast<std::size_t>(std::ranges::count_if(modes, with_peer));
   const auto keep = [&](Json row) {
     out["rows"].push_back(std::move(row));
-    const bool last = out["rows"].size() == modes.size();
+    const bool last = out["rows"].size() == all;
     if (ranks.leads() && file && (file != "-" || last)) write_rows(*file, out);
   };
+  std::map<std::string, double> ours;  // milliseconds of a step
   for (const train::ParallelOptions& mode : modes) {
     ranks.parallel = mode;
     const Result<train::ParallelTimes> times =
@@ -220,7 +280,16 @@ int run_bench_parallel(const Arguments& arguments) {
     }
     if (!times.ok()) fail_among(ranks, times.status());
     if (prints) print_mode(mode, *times, table);
+    ours[to_string(mode.mode)] = times->step_ms;
     keep(row_of_mode(mode, *times, table));
+  }
+  for (const train::ParallelOptions& mode : modes) {
+    if (!with_peer(mode)) continue;
+    const std::string way = torch_way(mode.mode);
+    const auto times = torch->time(way, *model, options, counts.warmup, counts.repeats);
+    Json row = row_of_torch("torch." + way, times, table, ours[to_string(mode.mode)]);
+    if (prints) print_torch(row, to_string(mode.mode));
+    keep(std::move(row));
   }
   if (prints) {
     print_line(

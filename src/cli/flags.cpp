@@ -213,7 +213,7 @@ std::vector<FlagSpec> flags_of_runs() {
        "PyTorch's backends, and the other packages where they are installed. Beside any of those "
        "every time is taken in --python",
        peer_choices},
-      {"--python", "", "FILE", kFile, kCompare | kBenchStep, kExecution,
+      {"--python", "", "FILE", kFile, kCompare | kBenchStep | kBenchParallel, kExecution,
        "the Python that has torch and flashlab installed (default python3)"},
       {"--python-timeout", "", "SECONDS", kValue, kCompare | kBenchStep, kExecution,
        "without a sign of life for so long Python is ended (default 300)"},

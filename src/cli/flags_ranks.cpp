@@ -18,6 +18,9 @@ Words wire_choices() {
 Words transport_choices() {
   return {"shared", "mpi"};
 }
+Words peer_choices() {
+  return {"torch"};
+}
 Words state_choices() {
   return {"bf16", "fp32"};
 }
@@ -32,9 +35,8 @@ std::vector<FlagSpec> flags_of_ranks() {
       {"--parallel", "", "MODE", kValue, kTrain | kBenchStep, kRanks,
        "when ranks add their gradients: naive (after backward, one by one), flat (all at once), "
        "overlap (each beside backward), bucket (runs of them; also called ddp); with a part of the "
-       "optimizer on each rank: sharded (buckets), zero1 (each gets the gradients of its part), "
-       "zero2 "
-       "(and keeps no others), fsdp (nor values of other parameters) "
+       "optimizer on each rank: sharded (buckets), zero1 (each gets the gradients of its part of "
+       "every layer), zero2 (and keeps no others), fsdp (nor values of other parameters) "
        "(default bucket)",
        parallel_choices},
       {"--parallel", "", "MODE", kValue, kExplainStep, kRanks,
@@ -56,6 +58,11 @@ std::vector<FlagSpec> flags_of_ranks() {
       {"--repeats", "", "N", kValue, kBenchParallel, kRanks, "timed steps (default 10)"},
       {"--warmup", "", "N", kValue, kBenchParallel, kRanks,
        "steps before the first timed one (default 2)"},
+      {"--peers", "", "NAME", kList, kBenchParallel, kRanks,
+       "torch: behind the modes PyTorch on the same shapes: DDP for bucket, ZeRO-1 for zero1, "
+       "FSDP2 "
+       "for fsdp",
+       peer_choices},
       {"--json", "", "FILE", kFile, kBenchParallel, kResults,
        "the rows by the schema flashlab.bench-parallel/1; - is stdout, and nothing else goes "
        "there"},
@@ -143,8 +150,8 @@ std::vector<CommandSpec> commands_of_ranks() {
         {"flashlab launch -n 2 bench parallel --parallel bucket --bucket 1MB --batch 32",
          "one of them"},
         {"flashlab launch -n 2 bench parallel --device cuda --size large --batch-per-rank 16 "
-         "--context 512 --precision bf16",
-         "on two GPUs"}},
+         "--context 512 --precision bf16 --peers torch",
+         "on two GPUs, beside PyTorch"}},
        {},
        nullptr,
        /*takes_command=*/false,

@@ -35,6 +35,7 @@
 #include "lab/subjects/attention/problem_run.h"
 #include "lab/subjects/step/step_bench.h"
 #include "lab/subjects/step/step_subject.h"
+#include "lab/subjects/step/torch_parallel.h"
 #include "lab/subjects/step/torch_steps.h"
 
 // Peers that run in Python.

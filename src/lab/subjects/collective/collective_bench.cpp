@@ -109,6 +109,17 @@ void set_result(const CollectiveProblem& problem, const Result<CollectiveTimes>&
   set_figures(problem, *times, result);
 }
 
+void set_beside(const CollectiveProblem& problem, const Result<BesideTimes>& times,
+                Measurement& result) {
+  if (!times.ok()) return result.set_failure(times.status());
+  result.parts = {{"product", times->product},
+                  {"product beside calls", times->product_beside},
+                  {"call", times->call},
+                  {"call beside products", times->call_beside}};
+  result.plan += fmt::format(", products lose {:.1f}%, {:.3f} ms a GiB", 100 * times->lost(),
+                             times->lost_per_gib(problem.moved_bytes()));
+}
+
 // Who carries a call out, and whose sum it is.
 std::string way_of(const CollectiveProblem& problem, const runtime::Communicator& group) {
   const std::string way(group.way({.kind = problem.kind,
@@ -147,6 +158,10 @@ std::vector<Measurement> bench_together(const Context& context, const Labels& la
     set_result(problem, time_collective(control, *work, options.measure), result);
     if (!control.failure().ok()) return out;
     result.plan += fmt::format(", {}", way_of(problem, *each.group));
+    if (!options.setting("--beside").empty() && result.status == RunStatus::kOk) {
+      set_beside(problem, work->beside_products(), result);
+      if (!control.failure().ok()) return out;
+    }
   }
   if (!session.has_torch()) return out;
   Measurement& result = out.emplace_back(
@@ -193,6 +208,10 @@ std::vector<std::string> peer_names() {
   return {"torch"};
 }
 
+std::vector<std::string> beside_names() {
+  return {"product"};
+}
+
 std::vector<std::string> enqueue_names() {
   return {"graph", "eager"};
 }
@@ -206,6 +225,10 @@ constexpr ProblemFlag kSettings[] = {
      "on a GPU: calls replayed from a graph, or one by one (default graph)", enqueue_names},
     {"--peers", "", "NAME[,NAME]", "",
      "torch: PyTorch's collectives beside ours, over gloo or NCCL, in the same run", peer_names},
+    {"--beside", "", "WHAT", "",
+     "product: products of 8192^3 in bf16 without pause on the same GPUs, and what they and the "
+     "calls lose to each other; auto is then what a training step takes",
+     beside_names},
     {"--python", "", "FILE", "", "the Python that has PyTorch (default python3)"}};
 
 constexpr ProblemFlag kFlags[] = {
@@ -230,7 +253,9 @@ constexpr std::pair<std::string_view, std::string_view> kExamples[] = {
     {"flashlab launch -n 2 bench collective --bytes 1MiB --json ranks.json",
      "the ranks that a launcher started"},
     {"flashlab bench collective --device cuda --dtype bf16 --peers torch",
-     "two GPUs, each way beside PyTorch's"}};
+     "two GPUs, each way beside PyTorch's"},
+    {"flashlab bench collective --device cuda --dtype bf16 --bytes 1GiB --beside product",
+     "what products lose to it, and it to them"}};
 
 constexpr std::pair<std::string_view, std::string_view> kHandout[] = {
     {"operation", "all-reduce"},

@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
+#include <vector>
 
 #include "cuda/kernels/lab/collective_arguments.h"
+#include "lab/subjects/collective/product_stream.h"
 #include "runtime/cuda/peers.h"
 #include "runtime/kernel_store/config.h"
 #include "runtime/kernel_store/kernel.h"
@@ -48,6 +51,7 @@ class GpuWork final : public CollectiveWork {
   int most_calls() const override { return kMostCalls; }
   Result<double> sample(int calls) override;
   Result<std::string> first_wrong() override;
+  Result<BesideTimes> beside_products() override;
 
  private:
   Status check(cuda::CUresult result, const char* call) const {
@@ -56,7 +60,10 @@ class GpuWork final : public CollectiveWork {
   Status allocate();
   Status fill();
   Status run(const char* entry, void* data, std::size_t count);
-  Status wait();
+  Status wait() { return wait(stream_); }
+  Status wait(cuda::CUstream stream);
+  Status enqueue(int graphs);
+  Result<double> slowest(double ms);
   Status capture(int calls);
   void forget_graph();
 
@@ -105,7 +112,10 @@ Status GpuWork::allocate() {
   if (!peers.ok()) return peers.status();
   peer_api_ = *peers;
   const std::size_t element = size_of(problem_.dtype);
-  Status status = check(api_.cuStreamCreate(&stream_, cuda::kStreamNonBlocking), "cuStreamCreate");
+  // As a step's: what ranks exchange goes first.
+  Status status = check(peer_api_->cuStreamCreateWithPriority(&stream_, cuda::kStreamNonBlocking,
+                                                              cuda::kHighestPriority),
+                        "cuStreamCreateWithPriority");
   for (cuda::CUevent* event : {&first_, &last_}) {
     if (status.ok()) {
       status = check(api_.cuEventCreate(event, cuda::kEventDefault), "cuEventCreate");
@@ -178,10 +188,10 @@ Status GpuWork::fill() {
 }
 
 // A stream may wait for another rank: whoever is lost is seen by the processes.
-Status GpuWork::wait() {
+Status GpuWork::wait(cuda::CUstream stream) {
   const Clock::time_point begin = Clock::now();
   for (int looks = 1;; ++looks) {
-    const cuda::CUresult result = peer_api_->cuStreamQuery(stream_);
+    const cuda::CUresult result = peer_api_->cuStreamQuery(stream);
     if (result == cuda::kCudaSuccess) return {};
     if (result != cuda::kCudaNotReady) return check(result, "a collective");
     if (looks % kLooksBetweenChecks != 0) continue;
@@ -237,6 +247,79 @@ Result<double> GpuWork::sample(int calls) {
   if (!status.ok()) return status;
   warm_ = true;
   return static_cast<double>(ms) / calls;
+}
+
+// Captured calls, so many times.
+Status GpuWork::enqueue(int graphs) {
+  Status status = check(api_.cuEventRecord(first_, stream_), "cuEventRecord");
+  for (int i = 0; i < graphs && status.ok(); ++i) {
+    status = check(api_.cuGraphLaunch(graph_, stream_), "cuGraphLaunch");
+  }
+  return status.ok() ? check(api_.cuEventRecord(last_, stream_), "cuEventRecord") : status;
+}
+
+Result<double> GpuWork::slowest(double ms) {
+  std::vector<double> all(static_cast<std::size_t>(control_.size()));
+  Status status = control_.all_gather(&ms, all.data(), sizeof ms, "times beside products");
+  if (!status.ok()) return status;
+  return std::ranges::max(all);
+}
+
+// What is timed has the other beside it from its first to its last: of that there is more than
+// enough, as many on every rank.
+Result<BesideTimes> GpuWork::beside_products() {
+  constexpr int kProducts = 20, kRounds = 3;
+  const cuda::ContextGuard current = device_.current();
+  auto made = ProductStream::create(device_);
+  std::vector<unsigned char> failed(static_cast<std::size_t>(control_.size()));
+  const unsigned char mine = !made.ok();
+  if (Status s = control_.all_gather(&mine, failed.data(), 1, "products"); !s.ok()) return s;
+  if (!made.ok()) return made.status();
+  if (std::ranges::count(failed, 1) > 0) {
+    return Status::unsupported({"--beside product", "another rank has no products", "one", ""});
+  }
+  ProductStream& products = **made;
+  if (Status s = capture(kMostCalls); !s.ok()) return s;
+  BesideTimes out;
+  // Products beside so many graphs of calls, or calls beside so many products; the less is timed.
+  const auto time = [&](int count, int graphs, bool calls, double& least) -> Status {
+    least = std::numeric_limits<double>::infinity();
+    for (int round = 0; round < kRounds; ++round) {
+      if (Status s = control_.barrier("beside products"); !s.ok()) return s;
+      Status status = graphs > 0 && !calls ? enqueue(graphs) : Status();
+      if (status.ok() && count > 0) status = products.enqueue(count);
+      if (status.ok() && calls) status = enqueue(graphs);
+      if (status.ok()) status = wait(calls ? stream_ : products.stream());
+      Result<double> ms = 0.0;
+      if (status.ok() && calls) {
+        float all = 0;
+        status = check(api_.cuEventElapsedTime(&all, first_, last_), "cuEventElapsedTime");
+        ms = static_cast<double>(all) / (graphs * kMostCalls);
+      } else if (status.ok()) {
+        ms = products.ms();
+      }
+      if (status.ok()) status = wait();
+      if (status.ok() && count > 0) status = wait(products.stream());
+      if (!status.ok()) return status;
+      if (!ms.ok()) return ms.status();
+      const Result<double> all = slowest(*ms);
+      if (!all.ok()) return all.status();
+      least = std::min(least, *all);
+    }
+    return {};
+  };
+  Status status = products.enqueue(1);
+  if (status.ok()) status = wait(products.stream());
+  if (status.ok()) status = time(kProducts, 0, false, out.product);
+  if (status.ok()) status = time(0, 1, true, out.call);
+  if (!status.ok()) return status;
+  const auto more = [](double work, double unit) { return static_cast<int>(2 * work / unit) + 2; };
+  const int graphs = more(kProducts * out.product, kMostCalls * out.call);
+  const int count = more(kMostCalls * out.call, out.product);
+  status = time(kProducts, graphs, false, out.product_beside);
+  if (status.ok()) status = time(count, 1, true, out.call_beside);
+  if (!status.ok()) return status;
+  return out;
 }
 
 Result<std::string> GpuWork::first_wrong() {

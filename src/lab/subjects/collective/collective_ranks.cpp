@@ -227,6 +227,10 @@ std::string words_of_wrong(const CollectiveProblem& problem, int rank, std::size
                      expected(problem, rank, index));
 }
 
+Result<BesideTimes> CollectiveWork::beside_products() {
+  return Status::unsupported({"--beside product", "processors", "--device cuda", ""});
+}
+
 std::unique_ptr<CollectiveWork> processor_work(Communicator& transport,
                                                const CollectiveProblem& problem) {
   return std::make_unique<ProcessorWork>(transport, problem);

@@ -43,6 +43,19 @@ struct CollectiveTimes {
   bool cancelled = false;
 };
 
+/// Products and calls without pause, each alone and both together: milliseconds of one, of the
+/// slowest rank.
+struct BesideTimes {
+  double product = 0, product_beside = 0, call = 0, call_beside = 0;
+  /// Of a product's time.
+  double lost() const { return product_beside / product - 1; }
+  /// Milliseconds that products lose while a GiB is exchanged.
+  double lost_per_gib(std::size_t bytes) const {
+    const double gib = static_cast<double>(bytes) / static_cast<double>(1 << 30);
+    return (1 - product / product_beside) * call_beside / gib;
+  }
+};
+
 /// What one rank puts under the clock: its memory with values in it, and the call over them.
 class CollectiveWork {
  public:
@@ -55,6 +68,8 @@ class CollectiveWork {
   virtual Result<double> sample(int calls) = 0;
   /// The first element that is not what it should be; empty: none.
   virtual Result<std::string> first_wrong() = 0;
+  /// Every rank calls it, behind samples. Errors: kUnsupported where there are no products.
+  virtual Result<BesideTimes> beside_products();
 };
 
 /// Over processors, by `transport`.

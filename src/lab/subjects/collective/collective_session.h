@@ -25,7 +25,8 @@ class CollectiveSession final : public BenchSession {
     Status status;
   };
 
-  /// All ranks of `options.group` call it. Settings: --transport, --enqueue, --peers, --python.
+  /// All ranks of `options.group` call it. Settings: --transport, --enqueue, --peers, --python,
+  /// --beside.
   /// Errors: kInvalidArgument (a GPU for two ranks, a transport that the device does not have),
   /// kUnsupported (no MPI).
   static Result<std::unique_ptr<BenchSession>> start(const Context& context,

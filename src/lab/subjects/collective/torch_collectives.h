@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lab/machine/child_process.h"
+#include "lab/machine/python_answers.h"
 #include "lab/subjects/collective/collective_ranks.h"
 
 namespace flashlab::lab {
@@ -27,7 +27,7 @@ class TorchCollectives {
 
   /// "torch.nccl", and "torch 2.11.0, NCCL 2.28.9".
   const std::string& name() const { return name_; }
-  const std::string& words() const { return words_; }
+  const std::string& words() const { return python_->words(); }
 
   /// All ranks call it: the slowest rank's milliseconds of every sample.
   /// Errors: kUnsupported with PyTorch's words, kInternal (a wrong result, an end).
@@ -36,12 +36,9 @@ class TorchCollectives {
 
  private:
   TorchCollectives() = default;
-  Result<std::string> answer();
 
-  std::unique_ptr<ChildProcess> child_;
-  std::vector<std::string> lines_, notes_;
-  std::string python_, name_, words_;
-  double silence_s_ = 0;
+  std::unique_ptr<PythonAnswers> python_;
+  std::string name_;
 };
 
 }  // namespace flashlab::lab

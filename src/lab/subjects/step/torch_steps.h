@@ -5,17 +5,21 @@
 
 #include <atomic>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "lab/machine/child_process.h"
+#include "lab/machine/python_answers.h"
 #include "lab/subjects/step/step_bench.h"
 
 namespace flashlab::lab {
 
 /// bench/peers/torch_step.py.
 std::string_view torch_step_text() noexcept;
+
+/// What its make_model reads.
+nlohmann::json torch_model(const train::ModelConfig& model);
 
 struct TorchStepOptions {
   std::string python = "python3";
@@ -33,7 +37,7 @@ class TorchSteps {
   static Result<std::unique_ptr<TorchSteps>> start(const TorchStepOptions& options);
 
   /// "Python 3.12.3, torch 2.11.0".
-  const std::string& words() const { return words_; }
+  const std::string& words() const { return python_->words(); }
 
   /// One measurement per mode, eager or through torch.compile. What goes wrong is a result.
   std::vector<Measurement> bench(const StepProblem& problem, const StepBenchOptions& options,
@@ -41,12 +45,9 @@ class TorchSteps {
 
  private:
   explicit TorchSteps(const TorchStepOptions& options) : options_(options) {}
-  Result<std::string> answer();
 
   TorchStepOptions options_;
-  std::unique_ptr<ChildProcess> child_;
-  std::vector<std::string> lines_, notes_;
-  std::string words_;
+  std::unique_ptr<PythonAnswers> python_;
 };
 
 }  // namespace flashlab::lab

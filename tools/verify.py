@@ -247,6 +247,11 @@ class Verify:
              self.list_file(sources), "clang-tidy", "--quiet", "-p", "build/asan"], "clang-tidy",
             timeout=7200)
 
+    def ranks(self):
+        """Thirty ranks of a run are killed or stopped, and it goes on each time."""
+        build.build(console.Step(self.label, "ranks"), "build", [], ["flashlab_cli"])
+        run(["tools/check_ranks.py", "build/flashlab"], "ranks")
+
     @staticmethod
     def list_file(lines):
         path = os.path.join(LOGS, "files.txt")
@@ -263,6 +268,7 @@ class Verify:
         if self.everything:
             self.check("shared library", self.shared_library)
             self.check("clang-tidy", self.clang_tidy)
+            self.check("ranks", self.ranks)
 
 
 def main():

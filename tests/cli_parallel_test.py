@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import tempfile
 import time
 import unittest
 
-from cli_harness import interrupt_once, main, program, run
+from cli_harness import interrupt_once, main, program, run, source_root
 
 # A model whose step takes a millisecond.
 SMALL = ["train", "--device", "cpu", "--layers", "2", "--width", "32", "--heads", "2", "--hidden",
@@ -36,6 +37,13 @@ def log_of(folder):
 def bytes_of(path):
     with open(path, "rb") as file:
         return file.read()
+
+
+def wait_for(test, condition):
+    end = time.monotonic() + 300
+    while not condition():
+        test.assertLess(time.monotonic(), end)
+        time.sleep(0.02)
 
 
 def short_text(folder):
@@ -139,6 +147,77 @@ class Training(unittest.TestCase):
         self.assertEqual(got.returncode, 2)
         self.assertIn("shares: got 4 on 3 ranks", got.stderr)
 
+    def test_what_is_on_the_wire_is_saved_with_the_run(self):
+        self.train("whole", 2, "--wire", "bf16", "--parallel", "fsdp")
+        shutil.copytree(self.path("whole"), self.path("again"))
+        shutil.rmtree(self.path("again/step-10"))
+        got = launch(2, "train", "--device", "cpu", "--resume", self.path("again"))
+        self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertIn("bucket of 23.8 MiB, bf16 on the wire", got.stdout)
+        self.assert_same_run("again", "whole")
+        got = launch(2, "train", "--resume", self.path("again"), "--wire", "fp32")
+        self.assertEqual(got.returncode, 2)
+        self.assertIn("--wire stands beside --resume", got.stderr)
+
+    def test_deterministic_bits_depend_on_no_number_of_threads(self):
+        # Of a long sequence; several shares have such bits anyway.
+        with open(self.path("long.txt"), "w", encoding="utf-8") as file:
+            file.write("".join(chr(97 + i * i * 7 % 61 % 26) for i in range(12000)))
+        for threads in "12":
+            got = run("train", "--device", "cpu", "--layers", "1", "--heads", "1", "--width", "32",
+                      "--context", "512", "--batch", "1", "--steps", "3", "--sample-every", "0",
+                      "--text", self.path("long.txt"), "--output", self.path(threads),
+                      "--deterministic", "--threads", threads)
+            self.assertEqual(got.returncode, 0, got.stderr)
+        self.assertEqual(*(bytes_of(self.path(f"{threads}/step-3/model.safetensors"))
+                           for threads in "12"))
+        with open(self.path("1/config.json"), encoding="utf-8") as file:
+            self.assertTrue(json.load(file)["deterministic"])
+
+    def test_ranks_killed_at_any_moment(self):
+        got = subprocess.run([f"{source_root()}/tools/check_ranks.py", program(), "--kills", "3",
+                              "--seed", str(os.getpid())], stdout=subprocess.PIPE, text=True,
+                             stderr=subprocess.STDOUT, timeout=600, check=False)
+        self.assertEqual(got.returncode, 0, got.stdout)
+
+    def test_a_full_disk_of_one_writer_leaves_the_last_checkpoint(self):
+        # A limit on the size of files stands for the disk.
+        for rank in (0, 1):
+            # Without Python's SIGXFSZ, which it ignores, the signal would end the rank.
+            child = self.start_long(f"full-{rank}", "--parallel", "zero2", "--save-every", "5",
+                                    restore_signals=False)
+            log = self.path(f"full-{rank}/log.jsonl")
+            wait_for(self, lambda path=log: os.path.exists(path) and os.path.getsize(path) > 1000)
+            with open(f"/proc/{child.pid}/task/{child.pid}/children", encoding="utf-8") as file:
+                pid = int(file.read().split()[rank])
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (20000, 20000))
+            _, notes = child.communicate(timeout=300)
+            self.assertEqual(child.returncode, 1)
+            self.assertRegex(notes, rf"rank {rank}: \S+saving-step-\d+/(model|optimizer)"
+                                    r"\.safetensors: got File too large")
+            left = sorted(os.listdir(self.path(f"full-{rank}")))
+            self.assertFalse([name for name in left if name.startswith("saving-")], left)
+            saved = [name for name in left if name.startswith("step-")]
+            self.assertTrue(saved, left)
+            got = run("generate", "--checkpoint", self.path(f"full-{rank}"), "--device", "cpu",
+                      "--tokens", "4")
+            self.assertEqual(got.returncode, 0, got.stderr)
+
+    def test_a_damaged_checkpoint_is_named_by_all_ranks_together(self):
+        self.train("run", 2)
+        for name in ("model", "optimizer"):
+            path = self.path(f"run/step-10/{name}.safetensors")
+            whole = bytes_of(path)
+            for at in (len(whole) // 2, len(whole) - 3):
+                with open(path, "wb") as file:
+                    file.write(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+                got = launch(2, "train", "--resume", self.path("run"), "--parallel", "fsdp")
+                self.assertEqual(got.returncode, 2, got.stderr)
+                self.assertRegex(got.stderr, rf"^flashlab: \S+{name}.safetensors: got a digest of "
+                                             r".*remove \S+step-10 to go on from step-5\n$")
+            with open(path, "wb") as file:
+                file.write(whole)
+
     def test_frozen_parameters_stay_on_one_rank_and_on_several(self):
         freeze = ["--freeze", "layers.0.*,token_embeddings.weight"]
         self.train("one", 1, "--shares", "2", *freeze)
@@ -164,6 +243,8 @@ class Training(unittest.TestCase):
 
     def test_ranks_that_differ_are_named_before_the_first_step(self):
         for flags, what in (("--seed $((1 + RANK))", "the configuration"),
+                            ("--parallel $([ $RANK = 1 ] && echo fsdp || echo bucket)",
+                             "--parallel and --bucket"),
                             (f"--text {self.folder}/$RANK.txt", "the configuration")):
             for rank in "01":
                 with open(self.path(f"{rank}.txt"), "w", encoding="utf-8") as file:
@@ -191,10 +272,10 @@ class Training(unittest.TestCase):
         self.train("one", 1, "--shares", "2")
         self.assert_same_run("torchrun", "one")
 
-    def start_long(self, name, *flags):
+    def start_long(self, name, *flags, **options):
         child = subprocess.Popen([program(), "launch", "-n", "2", *SMALL, *self.text, "--steps",
                                   "100000", "--output", self.path(name), *flags], text=True,
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
         self.addCleanup(child.kill)
         return child
 
@@ -210,10 +291,7 @@ class Training(unittest.TestCase):
     def end_by(self, child, name, rank, sent):
         """Sends a rank of a run a signal; its process and what the launcher then says."""
         log = self.path(f"{name}/log.jsonl")
-        end = time.monotonic() + 300
-        while not (os.path.exists(log) and os.path.getsize(log) > 1000):
-            self.assertLess(time.monotonic(), end)
-            time.sleep(0.02)
+        wait_for(self, lambda: os.path.exists(log) and os.path.getsize(log) > 1000)
         with open(f"/proc/{child.pid}/task/{child.pid}/children", encoding="utf-8") as file:
             pid = int(file.read().split()[rank])
         os.kill(pid, sent)

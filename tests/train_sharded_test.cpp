@@ -1,9 +1,12 @@
 // Arenas dealt out layer by layer, and parameters that stay as they are: lists and what they take.
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -11,6 +14,7 @@
 #include "train/parallel/data_parallel.h"
 #include "train/plan/memory_plan.h"
 #include "train/plan/order.h"
+#include "train/run/parameter_files.h"
 #include "train/run/step_executor.h"
 #include "train_model.h"
 
@@ -184,6 +188,50 @@ TEST(TrainSharded, ARankDrawsItsPartAlone) {
     }
   }
   EXPECT_EQ(compared, whole.parameter_count());
+}
+
+// Of a file a rank reads the numbers that it has a place for: one that is none is seen by the rank
+// that owns it, and by no other. GPT-2's files have matrices turned.
+TEST(TrainSharded, ARankReadsItsPartAlone) {
+  const auto store_of = [](ParallelMode mode, int rank) {
+    Result<ParameterStore> out = ParameterStore::create(plan_of(mode, 2, rank, Family::kGpt2));
+    EXPECT_TRUE(out.ok());
+    return std::move(*out);
+  };
+  ParameterStore one = store_of(ParallelMode::kFlat, 0);
+  one.initialize(5);
+  const std::filesystem::path file =
+      std::filesystem::path(testing::TempDir()) / ("part_" + std::to_string(::getpid()));
+  const float none = std::numeric_limits<float>::quiet_NaN();
+  int refused[2] = {};
+  const StoredTensors whole = stored(one, one.values());
+  for (const auto& [name, tensor] : whole) {
+    StoredTensors damaged = whole;
+    std::memcpy(damaged.at(name).bytes.data() + tensor.bytes.size() / 8 * 4, &none, sizeof none);
+    ASSERT_TRUE(write_safetensors(file, damaged).ok());
+    int here = 0;
+    for (const int rank : {0, 1}) {
+      ParameterStore part = store_of(ParallelMode::kFsdp, rank);
+      const Status loaded = load_weights(file, part);
+      here += !loaded.ok();
+      refused[rank] += !loaded.ok();
+      if (!loaded.ok()) EXPECT_NE(loaded.message().find(name), std::string::npos);
+    }
+    EXPECT_EQ(here, 1) << name;
+  }
+  EXPECT_GT(refused[0], 0);
+  EXPECT_GT(refused[1], 0);
+  ASSERT_TRUE(write_safetensors(file, whole).ok());
+  for (const int rank : {0, 1}) {
+    ParameterStore drawn = store_of(ParallelMode::kFsdp, rank),
+                   read = store_of(ParallelMode::kFsdp, rank);
+    drawn.initialize(5);
+    ASSERT_TRUE(load_weights(file, read).ok());
+    EXPECT_EQ(std::memcmp(drawn.values(), read.values(),
+                          static_cast<std::size_t>(drawn.arena_bytes(false))),
+              0);
+  }
+  std::filesystem::remove(file);
 }
 
 StepPlan frozen_plan(const std::vector<std::string>& freeze, Family family = Family::kCourse) {

@@ -73,6 +73,10 @@ std::vector<FlagSpec> flags_of_ranks() {
        "half "
        "the bytes, the bits no longer one rank's) (default fp32)",
        wire_choices},
+      {"--deterministic", "", "", kSwitch, kTrain, kRanks,
+       "the bits of one process with as many --shares on GPUs, too, in 16-bit types: all sums "
+       "between them are ours, and attention's backward adds in one order; with one share bits "
+       "that depend on no number of threads"},
       {"--transport", "", "NAME", kValue, kTrain | kCheckParallel | kBenchParallel | kBenchStep,
        kRanks,
        "who carries the bytes: shared (memory of one host), mpi (under mpirun) (default shared)",

@@ -291,6 +291,8 @@ train::TrainConfig train_config_of(const Arguments& arguments) {
   out.attention = arguments.value("--attention").value_or(out.attention);
   out.operators = arguments.value("--operators").value_or(out.operators);
   out.reduce_every = arguments.value("--reduce-every").value_or(out.reduce_every);
+  out.wire = arguments.value("--wire").value_or(out.wire);
+  out.deterministic = out.deterministic || arguments.has("--deterministic");
   if (arguments.has("--freeze")) out.freeze = arguments.list("--freeze");
   if (arguments.has("--documents")) {
     out.documents = true;
@@ -303,7 +305,9 @@ train::TrainConfig train_config_of(const Arguments& arguments) {
     const Result<dist::World> world = dist::world_of();
     options.ranks = world.ok() ? world->size : 1;
     options.shares = std::max<std::int64_t>(options.shares, options.ranks);
-    out.checkpoint = checkpoint_of(arguments, out.model, options, parallel_options(arguments));
+    train::ParallelOptions parallel = parallel_options(arguments);
+    parallel.bf16_wire = out.wire == "bf16";
+    out.checkpoint = checkpoint_of(arguments, out.model, options, parallel);
   }
   const double kept = out.minimum_learning_rate / out.learning_rate;
   out.learning_rate = real(arguments, "--learning-rate", out.learning_rate);

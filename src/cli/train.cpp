@@ -157,7 +157,7 @@ std::string ranks_words(const train::TrainConfig& config, const train::Ranks& ra
                                  : " of " + lab::format_bytes(static_cast<double>(bucket));
     }
   }
-  if (ranks.parallel.bf16_wire) out += ", bf16 on the wire";
+  if (ranks.group != nullptr && config.wire == "bf16") out += ", bf16 on the wire";
   return config.shares > 1 ? out + fmt::format(" · {} shares", config.shares) : out;
 }
 
@@ -188,16 +188,26 @@ void print_header(const train::Trainer& trainer, const Context& context,
                   bytes(train::Role::kSavedActivation), exchanged, bytes(train::Role::kTemporary)));
 }
 
+// Of a resumed run what its folder says. Who cannot be read is refused when it is resumed.
+train::TrainConfig wanted_config(const Arguments& arguments) {
+  const auto folder = arguments.value("--resume");
+  if (!folder) return train_config_of(arguments);
+  const fs::path file = fs::path(*folder) / "config.json";
+  const Result<std::string> text = train::read_file(file);
+  if (!text.ok()) return {};
+  Result<train::TrainConfig> config = train::parse_train_config(*text, file.string(), {});
+  return config.ok() ? std::move(*config) : train::TrainConfig();
+}
+
 std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const Context& context,
-                                             const train::Ranks& ranks) {
+                                             const train::Ranks& ranks, train::TrainConfig config) {
   const auto admits = [&](const train::StepPlan& plan) { return admit_step(context, plan); };
   if (const auto folder = arguments.value("--resume")) {
     for (const FlagSpec* flag : flags_of(kTrain)) {
-      const bool allowed = flag->name == "--resume" || flag->name == "--threads" ||
-                           flag->name == "--cpu-isa" || flag->name == "--device" ||
-                           flag->name == "--parallel" || flag->name == "--bucket" ||
-                           flag->name == "--wire" || flag->name == "--transport" ||
-                           flag->name == "--timeout" || flag->name == "--help";
+      const bool allowed =
+          flag->name == "--resume" || flag->name == "--threads" || flag->name == "--cpu-isa" ||
+          flag->name == "--device" || flag->name == "--parallel" || flag->name == "--bucket" ||
+          flag->name == "--transport" || flag->name == "--timeout" || flag->name == "--help";
       if (!allowed && arguments.has(flag->name)) {
         fail_usage(
             fmt::format("{} stands beside --resume; a resumed run keeps the configuration "
@@ -209,7 +219,6 @@ std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const C
     if (!trainer.ok()) fail_among(ranks, trainer.status());
     return std::move(*trainer);
   }
-  train::TrainConfig config = train_config_of(arguments);
   // A file may say it, too: 1 share is what nobody has asked for.
   if (ranks.size() > 1 && config.shares == 1) config.shares = ranks.size();
   const auto output = arguments.value("--output");
@@ -273,8 +282,9 @@ int run_train(const Arguments& arguments) {
   const train::Ranks& ranks = started.ranks;
   const Context context = make_context(
       arguments, ranks.group == nullptr ? DefaultDevice::kGpuIfThere : DefaultDevice::kCpu);
-  connect_gpus(started, context, {.beside_kernels = true});
-  const std::unique_ptr<train::Trainer> trainer = make_trainer(arguments, context, ranks);
+  const train::TrainConfig wanted = wanted_config(arguments);
+  connect_gpus(started, context, {.sums_of_nccl = !wanted.deterministic, .beside_kernels = true});
+  const std::unique_ptr<train::Trainer> trainer = make_trainer(arguments, context, ranks, wanted);
   if (!ranks.leads()) return take_part(*trainer, ranks);
   print_header(*trainer, context, ranks);
   Progress progress(trainer->config(), trainer->steps_done());

@@ -5,10 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <system_error>
 
 namespace flashlab::train {
@@ -16,17 +18,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// 0 or errno.
-int write_all(int file, std::string_view bytes) {
+// 0 or errno. At `offset`, or where the file stands.
+int write_all(int file, std::string_view bytes, std::optional<std::size_t> offset = {}) {
   int error = 0;
   while (error == 0 && !bytes.empty()) {
-    const ssize_t written = ::write(file, bytes.data(), bytes.size());
+    const ssize_t written =
+        offset ? ::pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(*offset))
+               : ::write(file, bytes.data(), bytes.size());
     if (written < 0) {
       if (errno != EINTR) error = errno;
     } else if (written == 0) {
       error = EIO;
     } else {
       bytes.remove_prefix(static_cast<std::size_t>(written));
+      if (offset) *offset += static_cast<std::size_t>(written);
     }
   }
   return error;
@@ -110,47 +115,51 @@ Status write_file(const fs::path& path, std::string_view bytes) {
   return write_error(path, error, bytes.size());
 }
 
-Result<PieceFile> PieceFile::create(const fs::path& path) {
+Result<PieceFile> PieceFile::open(const fs::path& path, int flags) {
   PieceFile out;
   out.path_ = path;
-  out.file_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  out.file_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | flags, 0666);
   if (out.file_ < 0) return out.failed(errno);
+  out.made_ = flags != 0;
   return out;
+}
+
+Result<PieceFile> PieceFile::create(const fs::path& path) {
+  return open(path, O_CREAT | O_TRUNC);
+}
+
+Result<PieceFile> PieceFile::join(const fs::path& path) {
+  return open(path, 0);
 }
 
 PieceFile& PieceFile::operator=(PieceFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(file_, other.file_);
   std::swap(bytes_, other.bytes_);
+  std::swap(made_, other.made_);
   return *this;
 }
 
 PieceFile::~PieceFile() {
   if (file_ < 0) return;
   ::close(file_);
-  ::unlink(path_.c_str());
+  if (made_) ::unlink(path_.c_str());
 }
 
 Status PieceFile::failed(int error) const {
   return write_error(path_, error, bytes_);
 }
 
-Status PieceFile::append(std::string_view bytes) {
-  bytes_ += bytes.size();
-  const int error = write_all(file_, bytes);
+Status PieceFile::write(std::size_t offset, std::string_view bytes) {
+  bytes_ = std::max(bytes_, offset + bytes.size());
+  const int error = write_all(file_, bytes, offset);
   return error == 0 ? Status() : failed(error);
-}
-
-Status PieceFile::replace(std::size_t offset, std::string_view bytes) {
-  const ssize_t written = ::pwrite(file_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-  if (written == static_cast<ssize_t>(bytes.size())) return {};
-  return failed(written < 0 ? errno : EIO);
 }
 
 Status PieceFile::finish() {
   const int error = close_file(std::exchange(file_, -1), 0, /*sync=*/true);
   if (error == 0) return {};
-  ::unlink(path_.c_str());
+  if (made_) ::unlink(path_.c_str());
   return failed(error);
 }
 

@@ -29,27 +29,29 @@ bool replaceable(const std::filesystem::path& path);
 /// Errors: kIoError (a full disk, no permission, an empty name).
 Status write_file(const std::filesystem::path& path, std::string_view bytes);
 
-/// A new file that is written piece by piece. What was not finished is gone.
+/// A file that is written piece by piece. What its maker did not finish is gone.
 class PieceFile {
  public:
   PieceFile() = default;
-  /// Errors, of all calls: kIoError.
+  /// A new one, or one that somebody else has made and writes to as well. Errors, of all calls:
+  /// kIoError.
   static Result<PieceFile> create(const std::filesystem::path& path);
+  static Result<PieceFile> join(const std::filesystem::path& path);
   PieceFile(PieceFile&& other) noexcept { *this = std::move(other); }
   PieceFile& operator=(PieceFile&& other) noexcept;
   ~PieceFile();
 
-  Status append(std::string_view bytes);
-  /// Over what was appended, from `offset` on.
-  Status replace(std::size_t offset, std::string_view bytes);
+  Status write(std::size_t offset, std::string_view bytes);
   /// Synced and closed.
   Status finish();
 
  private:
+  static Result<PieceFile> open(const std::filesystem::path& path, int flags);
   Status failed(int error) const;
   std::filesystem::path path_;
   int file_ = -1;
   std::size_t bytes_ = 0;
+  bool made_ = false;
 };
 
 /// Syncs the folder's own entries, after a rename inside it.

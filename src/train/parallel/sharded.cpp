@@ -224,6 +224,13 @@ void Units::end_sum(const Sum& sum, std::size_t stretch, std::vector<Operation>&
   list.push_back(std::move(out));
   if (to == kept) return;
   Operation take = copy_of_part(fmt::format("take d {}{}", unit.name, which), layer, to, kept);
+  if (stretch > 0 && bf16_wire_) {
+    const TensorId wide =
+        part_tensor(unit, "wide d", plan_.tensor(kept).element, Role::kCommunication);
+    const std::string name = fmt::format("widen d {}{}", unit.name, which);
+    pending_.push_back(copy_of_part(name, layer, to, wide));
+    to = wide;
+  }
   if (stretch > 0) {
     take.operation_class = OperationClass::kElementwise;
     take.inputs = {{Slot::kA, kept}, {Slot::kB, to}};

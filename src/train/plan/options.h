@@ -54,8 +54,8 @@ struct StepOptions {
   StepMode mode = StepMode::kFull;
   Precision precision = Precision::kFp32;
   bool gpu = false;  ///< the list of a GPU: what it does in one kernel is one operation (fusion.h)
-  /// With several shares on a GPU: the bits of one rank with as many. A processor always gives
-  /// them.
+  /// Bits that depend on no timing and no number of threads, and those of one rank with as many
+  /// shares. With several shares a processor always gives them.
   bool deterministic = false;
   LossScaling loss_scaling = LossScaling::kDynamic;  ///< read for fp16 only
   double loss_scale = 65536;                         ///< the first one

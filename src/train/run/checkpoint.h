@@ -7,13 +7,12 @@
 //   FOLDER/step-1200/state.json             step, model, what was reached
 // and of GPT-2's family config.json and tokenizer.json, by which Hugging Face's library opens it.
 //
-// A checkpoint is written under a temporary name and renamed when all of it is on the disk: a
-// folder step-N is whole, whatever ended the process.
+// A checkpoint is written under a temporary name and renamed when all ranks have all of it on the
+// disk: a folder step-N is whole, whatever ended the process.
 
 #include <array>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -21,7 +20,7 @@
 #include "flashlab/status.h"
 #include "train/model/config.h"
 #include "train/run/parameters.h"
-#include "train/weights/safetensors.h"
+#include "train/run/ranks.h"
 
 namespace flashlab::train {
 
@@ -39,18 +38,11 @@ struct RunState {
   std::map<std::string, std::string> others{};
 };
 
-/// Elements [begin, end) of all parameters as their arena has them, wherever they are kept.
-using ReadElements =
-    std::function<Status(StoreArena arena, std::int64_t begin, std::int64_t end, std::byte* to)>;
-/// Precondition: the store has what is read.
-ReadElements own_elements(const ParameterStore& store);
-
-/// Writes FOLDER/step-N and removes all but the newest `keep` of them. `read`: where the store has
-/// parts alone. Errors: kIoError; older checkpoints are then as they were.
+/// Writes FOLDER/step-N and removes all but the newest `keep` of them. All ranks call it alike and
+/// write in turn; it is the same on all. Errors: kIoError, naming the rank; a lost rank. Older
+/// checkpoints are then as they were.
 Status save_checkpoint(const std::filesystem::path& folder, const RunState& state,
-                       const ParameterStore& store, int keep = 2, const ReadElements& read = {});
-/// What save_checkpoint reads, and nothing else: of a rank that does not write.
-Status read_checkpoint(const ParameterStore& store, const ReadElements& read);
+                       const ParameterStore& store, const Ranks& ranks = {}, int keep = 2);
 
 /// The newest whole checkpoint of a run, or `path` itself where it is one.
 /// Errors: kInvalidArgument (no checkpoint there).
@@ -63,19 +55,5 @@ std::optional<std::filesystem::path> older_checkpoint(const std::filesystem::pat
 std::optional<std::filesystem::path> find_run(const std::filesystem::path& folder);
 
 Result<RunState> load_state(const std::filesystem::path& checkpoint);
-
-/// Errors: kIoError, kInvalidArgument (damaged; another model's weights: the first missing or
-/// misshapen tensor is named; a tensor that the model does not have).
-Status load_weights(const std::filesystem::path& file, ParameterStore& store);
-Status load_moments(const std::filesystem::path& file, ParameterStore& store);
-
-/// An arena of the store as files hold it, and weights of that form into the store. Errors: those
-/// of load_weights; `source` names them.
-StoredTensors stored(const ParameterStore& store, std::byte* arena);
-Status put_weights(const std::filesystem::path& source, StoredTensors& tensors,
-                   ParameterStore& store);
-
-/// Weights alone, for other programs.
-Status save_weights(const std::filesystem::path& file, const ParameterStore& store);
 
 }  // namespace flashlab::train

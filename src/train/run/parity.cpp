@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "train/cpu/narrow.h"
 #include "train/data/files.h"
-#include "train/run/checkpoint.h"
+#include "train/run/parameter_files.h"
 #include "train/run/step_executor.h"
 #include "train/step/step.h"
 #include "train/weights/safetensors.h"

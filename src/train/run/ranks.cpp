@@ -75,11 +75,25 @@ Result<bool> Ranks::any(bool own) const {
   return std::ranges::any_of(*all, [](std::byte each) { return each != std::byte{0}; });
 }
 
+Result<std::uint64_t> Ranks::sum(std::uint64_t own) const {
+  const Result<std::vector<std::byte>> all = gather(&own, sizeof own, "digests of files");
+  if (!all.ok()) return all.status();
+  std::uint64_t out = 0;
+  for (std::size_t at = 0; at < all->size(); at += sizeof out) {
+    std::uint64_t each;
+    std::memcpy(&each, all->data() + at, sizeof each);
+    out += each;
+  }
+  return out;
+}
+
 ReadElements whole_elements(const Ranks& ranks, const ParameterStore& store) {
   return [ranks, &store](StoreArena arena, std::int64_t begin, std::int64_t end, std::byte* to) {
     const auto size = static_cast<std::size_t>(size_of(store.element()));
     if (ranks.group == nullptr || store.is_whole(arena)) {
-      return own_elements(store)(arena, begin, end, to);
+      const auto first = static_cast<std::size_t>(begin) * size;
+      std::memcpy(to, store.data(arena) + first, static_cast<std::size_t>(end - begin) * size);
+      return Status();
     }
     // From one owner after the other.
     for (int rank = 0; rank < ranks.size(); ++rank) {

@@ -3,14 +3,14 @@
 // The ranks of a training run, seen by one of them: what they tell each other outside of steps.
 
 #include <cstdint>
-#include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "flashlab/status.h"
 #include "runtime/communicator/communicator.h"
 #include "train/parallel/data_parallel.h"
-#include "train/run/checkpoint.h"
+#include "train/run/parameters.h"
 
 namespace flashlab::train {
 
@@ -18,7 +18,7 @@ struct Ranks {
   runtime::Communicator* group = nullptr;  ///< null: this process is alone
   /// Between the ranks' GPUs, for what steps exchange; null: `group` does it.
   runtime::Communicator* gpus = nullptr;
-  ParallelOptions parallel{};
+  ParallelOptions parallel{};  ///< a run's configuration says what is on the wire
   /// How long a rank may keep the others waiting, after the run's first step.
   double timeout_s = 120;
   /// Until then: text may take minutes to become tokens.
@@ -41,10 +41,15 @@ struct Ranks {
   Status tell(std::string& text) const;
   /// Whether any rank says so.
   Result<bool> any(bool own) const;
+  /// Over all ranks.
+  Result<std::uint64_t> sum(std::uint64_t own) const;
   /// Every rank's `bytes`, in order. Alone: one's own.
   Result<std::vector<std::byte>> gather(const void* own, std::size_t bytes, const char* name) const;
 };
 
+/// Elements [begin, end) of all parameters as their arena has them, wherever they are kept.
+using ReadElements =
+    std::function<Status(StoreArena arena, std::int64_t begin, std::int64_t end, std::byte* to)>;
 /// Reads elements on all ranks, whoever owns them: all call it alike. `store` outlives it. Errors:
 /// a lost rank.
 ReadElements whole_elements(const Ranks& ranks, const ParameterStore& store);

@@ -61,9 +61,9 @@ constexpr ListKey kListKeys[] = {{"text", &TrainConfig::text},
                                  {"validation_tokens", &TrainConfig::validation_tokens},
                                  {"freeze", &TrainConfig::freeze}};
 
-constexpr const char* kWords[] = {"init",      "tokenizer", "precision",   "loss_scale",
-                                  "attention", "operators", "checkpoint",  "seed",
-                                  "optimizer", "documents", "reduce_every"};
+constexpr const char* kWords[] = {
+    "init", "tokenizer", "precision", "loss_scale",   "attention", "operators",    "checkpoint",
+    "seed", "optimizer", "documents", "reduce_every", "wire",      "deterministic"};
 
 std::vector<std::string> known_keys() {
   std::vector<std::string> out = {"model"};
@@ -98,9 +98,9 @@ Status read_words(const std::string& key, const Json& value, std::string_view so
     out.seed = value.get<std::uint64_t>();
     return {};
   }
-  if (key == "documents") {
+  if (key == "documents" || key == "deterministic") {
     if (!value.is_boolean()) return bad(source, key, value, "true or false");
-    out.documents = value.get<bool>();
+    (key == "documents" ? out.documents : out.deterministic) = value.get<bool>();
     return {};
   }
   if (!value.is_string()) return bad(source, key, value, "a word");
@@ -121,6 +121,9 @@ Status read_words(const std::string& key, const Json& value, std::string_view so
       return bad(source, key, value, "\"step\" or \"micro-batch\"");
     }
     out.reduce_every = word;
+  } else if (key == "wire") {
+    if (word != "fp32" && word != "bf16") return bad(source, key, value, "\"fp32\" or \"bf16\"");
+    out.wire = word;
   } else if (key == "checkpoint") {
     out.checkpoint = word;
   } else if (key == "tokenizer") {
@@ -191,6 +194,7 @@ StepOptions TrainConfig::step_options() const {
   out.accumulate = accumulate;
   out.shares = shares;
   out.reduce_each_micro_batch = reduce_every == "micro-batch";
+  out.deterministic = deterministic;
   out.precision = precision;
   out.attention = attention;
   set_loss_scale(loss_scale, out);
@@ -218,6 +222,8 @@ std::string TrainConfig::to_json() const {
   out["seed"] = seed;
   out["documents"] = documents;
   out["reduce_every"] = reduce_every;
+  out["wire"] = wire;
+  out["deterministic"] = deterministic;
   out["optimizer"] = optimizer.convention == AdamWConvention::kTorch ? "torch" : "cs336";
   for (const WholeKey& key : kWholeKeys) out[key.name] = this->*key.field;
   for (const RealKey& key : kRealKeys) {

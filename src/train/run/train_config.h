@@ -29,6 +29,8 @@ struct TrainConfig {
   std::int64_t accumulate = 1;
   std::int64_t shares = 1;            ///< StepOptions::shares
   std::string reduce_every = "step";  ///< or micro-batch: StepOptions::reduce_each_micro_batch
+  std::string wire = "fp32";          ///< or bf16: ParallelOptions::bf16_wire, of several ranks
+  bool deterministic = false;         ///< StepOptions::deterministic, and our sums between GPUs
   Precision precision = Precision::kFp32;
   std::string loss_scale = "dynamic";  ///< of fp16: dynamic, none, or a number that stays
   std::string attention;               ///< as StepOptions

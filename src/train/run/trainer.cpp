@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "train/data/files.h"
 #include "train/run/checkpoint.h"
+#include "train/run/parameter_files.h"
 #include "train/run/take_weights.h"
 #include "train/step/step.h"
 
@@ -41,6 +42,19 @@ StepOptions options_on(const Context& context, const TrainConfig& config, const 
   return out;
 }
 
+ParallelOptions parallel_of(const TrainConfig& config, const Ranks& ranks) {
+  ParallelOptions out = ranks.parallel;
+  out.bf16_wire = config.wire == "bf16";
+  return out;
+}
+
+// What is no part of the configuration: lists of other modes meet in other collectives.
+Status check_same_mode(const Ranks& ranks) {
+  const std::int64_t words[] = {static_cast<std::int64_t>(ranks.parallel.mode),
+                                ranks.parallel.bucket_bytes};
+  return check_same(ranks, {{"--parallel and --bucket", digest_of(words, sizeof words)}});
+}
+
 // What does not fit with one word in its vocabulary does not fit with those of the text either,
 // which may take minutes to learn.
 Status admit_least(const Context& context, const TrainConfig& config, const Admission& admits,
@@ -49,7 +63,7 @@ Status admit_least(const Context& context, const TrainConfig& config, const Admi
   ModelConfig least = config.model;
   least.vocabulary = 1;
   const Result<StepPlan> plan =
-      build_parallel_step(least, options_on(context, config, ranks), ranks.parallel);
+      build_parallel_step(least, options_on(context, config, ranks), parallel_of(config, ranks));
   return plan.ok() ? admits(*plan) : plan.status();
 }
 
@@ -121,6 +135,7 @@ Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const Tr
                                                 const fs::path& folder, RunFolder::Name name,
                                                 const Admission& admits,
                                                 const std::atomic<bool>* stop, const Ranks& ranks) {
+  if (Status s = check_same_mode(ranks); !s.ok()) return s;
   if (Status s = ranks.agree(admit_least(context, config, admits, ranks)); !s.ok()) return s;
   Result<RunFolder> held = RunFolder();
   if (ranks.leads()) held = RunFolder::create(folder, name);
@@ -231,6 +246,7 @@ Result<SavedRun> read_run(const fs::path& folder, const fs::path& checkpoint) {
 
 Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const fs::path& folder,
                                                  const Admission& admits, const Ranks& ranks) {
+  if (Status s = check_same_mode(ranks); !s.ok()) return s;
   RunFolder held;
   Result<fs::path> checkpoint = fs::path();
   if (ranks.leads()) checkpoint = hold_checkpoint(folder, held);
@@ -242,7 +258,7 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
   const Result<SavedRun> run = read_run(folder, *checkpoint);
   if (Status s = ranks.agree(run.status()); !s.ok()) return s;
   std::unique_ptr<Trainer> out(new Trainer(context, run->config, std::move(held), ranks));
-  if (Status s = ranks.agree(out->load(*checkpoint, run->state, admits)); !s.ok()) return s;
+  if (Status s = out->load(*checkpoint, run->state, admits); !s.ok()) return s;
   if (Status s = out->check_same_everywhere(); !s.ok()) return s;
   const Status kept = ranks.leads() ? out->log_->keep_until(run->state.step) : Status();
   if (Status s = ranks.agree(kept); !s.ok()) return s;
@@ -251,14 +267,14 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
 
 Status Trainer::load(const fs::path& checkpoint, const RunState& state, const Admission& admits) {
   Result<RunText> text = open_text(folder(), text_options(config_));
-  if (!text.ok()) return text.status();
-  text_ = std::make_unique<RunText>(std::move(*text));
-  if (Status s = bind({}, admits); !s.ok()) return s;
-  if (Status s = load_weights(checkpoint / "model.safetensors", *parameters_); !s.ok()) {
-    return with_older(s, checkpoint);
+  Status own = text.status();
+  if (text.ok()) {
+    text_ = std::make_unique<RunText>(std::move(*text));
+    own = bind({}, admits);
   }
-  if (Status s = load_moments(checkpoint / "optimizer.safetensors", *parameters_); !s.ok()) {
-    return with_older(s, checkpoint);
+  if (Status s = ranks_.agree(own); !s.ok()) return s;
+  if (Status s = read_parameters(checkpoint, *parameters_, ranks_); !s.ok()) {
+    return ranks_.group == nullptr || ranks_.group->failure().ok() ? with_older(s, checkpoint) : s;
   }
   if (float* scale = loss_scale()) {
     std::copy(state.loss_scale.begin(), state.loss_scale.end(), scale);
@@ -266,7 +282,7 @@ Status Trainer::load(const fs::path& checkpoint, const RunState& state, const Ad
   done_ = saved_ = state.step;
   best_look_ = state.best_look;
   looks_since_ = state.looks_since;
-  return executor_->push_parameters();
+  return ranks_.agree(executor_->push_parameters());
 }
 
 // Text by its length and some of its tokens: a whole one may be many gigabytes.
@@ -334,7 +350,7 @@ Status Trainer::begin(const Admission& admits) {
 Status Trainer::bind(std::optional<std::uint64_t> seed, const Admission& admits) {
   if (Status s = find_end_of_text(); !s.ok()) return s;
   StepOptions options = options_on(context_, config_, ranks_);
-  Result<StepPlan> plan = build_parallel_step(config_.model, options, ranks_.parallel);
+  Result<StepPlan> plan = build_parallel_step(config_.model, options, parallel_of(config_, ranks_));
   if (!plan.ok()) return plan.status();
   if (Status s = admits(*plan); !s.ok()) return s;
   Result<BoundStep> bound = make_step(context_, std::move(*plan), seed, ranks_.of_steps());
@@ -454,11 +470,7 @@ Status Trainer::save(TrainObserver& observer) {
   if (const float* scale = loss_scale()) {
     std::copy(scale, scale + state.loss_scale.size(), state.loss_scale.begin());
   }
-  const ReadElements read = whole_elements(ranks_, *parameters_);
-  const Status written = ranks_.leads()
-                             ? save_checkpoint(folder(), state, *parameters_, /*keep=*/2, read)
-                             : read_checkpoint(*parameters_, read);
-  if (Status s = ranks_.agree(written); !s.ok()) return s;
+  if (Status s = save_checkpoint(folder(), state, *parameters_, ranks_); !s.ok()) return s;
   saved_ = done_;
   observer.saved(folder() / fmt::format("step-{}", done_));
   return {};

@@ -93,6 +93,7 @@ class Trainer {
   Trainer(const Context& context, TrainConfig config, RunFolder folder, const Ranks& ranks);
   static Result<RunText> text_of(const TrainConfig& config, const RunFolder& folder,
                                  const std::atomic<bool>* stop, const Ranks& ranks);
+  /// The same on all ranks.
   Status load(const std::filesystem::path& checkpoint, const RunState& state,
               const Admission& admits);
   /// The weights that the configuration begins with.

@@ -195,7 +195,7 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
   LayerContext context = {
       .model = model, .batch = options.batch / options.shares, .context = options.context};
   StepPlan& plan = b.plan();
-  plan.any_threads = requested.shares > 1 && (!options.gpu || options.deterministic);
+  plan.any_threads = options.deterministic || (requested.shares > 1 && !options.gpu);
   const std::int64_t sequences = own_sequences(options);
   const std::int64_t shares = own_shares(options);
   plan.tokens = b.persistent("tokens", {sequences, options.context}, Element::kInt32, Role::kBatch);

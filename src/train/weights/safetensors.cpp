@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -30,7 +31,54 @@ Status damaged(const std::filesystem::path& path, std::string got, std::string e
   return Status::invalid({path.string(), std::move(got), std::move(expected), kRemedy});
 }
 
-constexpr const char* kDigest = "flashlab_digest";
+constexpr const char* kDigest = "flashlab_digests";
+
+// Of a name, a type, a shape and bytes: one flipped bit changes it.
+class TensorDigest {
+ public:
+  // Four chains of multiplications run side by side, so that it costs what reading memory does.
+  void mix(std::size_t lane, std::uint64_t word) {
+    constexpr std::uint64_t kPrime = 0x9e3779b97f4a7c15ull;
+    lanes_[lane] = std::rotl((lanes_[lane] ^ word) * kPrime, 29);
+  }
+  void add(std::string_view bytes) {
+    std::uint64_t words[4];
+    std::size_t at = 0;
+    for (; at + sizeof words <= bytes.size(); at += sizeof words) {
+      std::memcpy(words, bytes.data() + at, sizeof words);
+      for (std::size_t lane = 0; lane < 4; ++lane) mix(lane, words[lane]);
+    }
+    for (; at < bytes.size(); ++at) mix(0, static_cast<unsigned char>(bytes[at]));
+    mix(0, bytes.size());
+  }
+  std::uint64_t value() {
+    for (std::size_t lane = 1; lane < 4; ++lane) mix(0, lanes_[lane]);
+    return lanes_[0];
+  }
+
+ private:
+  std::array<std::uint64_t, 4> lanes_ = {1, 2, 3, 4};
+};
+
+std::uint64_t digest_of(std::string_view name, Element element,
+                        const std::vector<std::int64_t>& shape, std::string_view bytes) {
+  TensorDigest out;
+  out.add(name);
+  out.mix(1, static_cast<std::uint64_t>(element));
+  for (const std::int64_t extent : shape) out.mix(2, static_cast<std::uint64_t>(extent));
+  out.add(bytes);
+  return out.value();
+}
+
+std::string digest_text(std::uint64_t digest) {
+  return fmt::format("{:016x}", digest);
+}
+
+std::uint64_t bytes_of(const StoredShape& tensor) {
+  std::uint64_t size = static_cast<std::uint64_t>(size_of(tensor.element));
+  for (const std::int64_t extent : tensor.shape) size *= static_cast<std::uint64_t>(extent);
+  return size;
+}
 
 // The header's JSON, with data on 8 bytes, as the format's own writer does. `bytes`: of all
 // tensors.
@@ -42,8 +90,7 @@ std::string header_of(const StoredShapes& tensors,
   header["__metadata__"][kDigest] = digest;
   bytes = 0;
   for (const auto& [name, tensor] : tensors) {
-    std::uint64_t size = static_cast<std::uint64_t>(size_of(tensor.element));
-    for (const std::int64_t extent : tensor.shape) size *= static_cast<std::uint64_t>(extent);
+    const std::uint64_t size = bytes_of(tensor);
     header[name] = {{"dtype", safetensors_type(tensor.element)},
                     {"shape", tensor.shape},
                     {"data_offsets", {bytes, bytes + size}}};
@@ -56,11 +103,11 @@ std::string header_of(const StoredShapes& tensors,
 }
 
 std::string digest_of(const StoredTensors& tensors) {
-  StoredDigest digest;
+  std::uint64_t sum = 0;
   for (const auto& [name, tensor] : tensors) {
-    digest.add(name, {tensor.element, tensor.shape}, tensor.bytes);
+    sum += digest_of(name, tensor.element, tensor.shape, tensor.bytes);
   }
-  return digest.text();
+  return digest_text(sum);
 }
 
 }  // namespace
@@ -69,61 +116,52 @@ std::string_view safetensors_type(Element element) noexcept {
   return std::ranges::find(kTypeNames, element, &TypeName::element)->name;
 }
 
-// Four chains of multiplications run side by side, so that it costs what reading memory does.
-void StoredDigest::mix(std::size_t lane, std::uint64_t word) {
-  constexpr std::uint64_t kPrime = 0x9e3779b97f4a7c15ull;
-  lanes_[lane] = std::rotl((lanes_[lane] ^ word) * kPrime, 29);
-}
-
-void StoredDigest::add(std::string_view bytes) {
-  std::uint64_t words[4];
-  std::size_t at = 0;
-  for (; at + sizeof words <= bytes.size(); at += sizeof words) {
-    std::memcpy(words, bytes.data() + at, sizeof words);
-    for (std::size_t lane = 0; lane < 4; ++lane) mix(lane, words[lane]);
+SafetensorsWriter::SafetensorsWriter(const StoredShapes& tensors,
+                                     const std::map<std::string, std::string>& metadata,
+                                     std::string& header)
+    : tensors_(tensors) {
+  const std::string unknown(16, '0');
+  std::uint64_t bytes = 0;
+  header = header_of(tensors, metadata, unknown, bytes);
+  digest_at_ = header.find(unknown, header.find(kDigest));
+  std::size_t at = header.size();
+  for (const auto& [name, tensor] : tensors) {
+    offsets_[name] = at;
+    at += bytes_of(tensor);
   }
-  for (; at < bytes.size(); ++at) mix(0, static_cast<unsigned char>(bytes[at]));
-  mix(0, bytes.size());
-}
-
-void StoredDigest::add(std::string_view name, const StoredShape& shape, std::string_view bytes) {
-  add(name);
-  mix(1, static_cast<std::uint64_t>(shape.element));
-  for (const std::int64_t extent : shape.shape) mix(2, static_cast<std::uint64_t>(extent));
-  add(bytes);
-}
-
-std::string StoredDigest::text() const {
-  StoredDigest out = *this;
-  for (std::size_t lane = 1; lane < 4; ++lane) out.mix(0, lanes_[lane]);
-  return fmt::format("{:016x}", out.lanes_[0]);
 }
 
 Result<SafetensorsWriter> SafetensorsWriter::create(
-    const std::filesystem::path& path, StoredShapes tensors,
+    const std::filesystem::path& path, const StoredShapes& tensors,
     const std::map<std::string, std::string>& metadata) {
-  const std::string unknown(16, '0');
-  SafetensorsWriter out;
-  std::uint64_t bytes = 0;
-  const std::string header = header_of(tensors, metadata, unknown, bytes);
-  out.digest_at_ = header.find(unknown, header.find(kDigest));
-  out.tensors_ = std::move(tensors);
-  out.next_ = out.tensors_.begin();
+  std::string header;
+  SafetensorsWriter out(tensors, metadata, header);
   Result<PieceFile> file = PieceFile::create(path);
   if (!file.ok()) return file.status();
   out.file_ = std::move(*file);
-  if (Status s = out.file_.append(header); !s.ok()) return s;
+  if (Status s = out.file_.write(0, header); !s.ok()) return s;
   return out;
 }
 
-Status SafetensorsWriter::add(std::string_view bytes) {
-  digest_.add(next_->first, next_->second, bytes);
-  ++next_;
-  return file_.append(bytes);
+Result<SafetensorsWriter> SafetensorsWriter::join(
+    const std::filesystem::path& path, const StoredShapes& tensors,
+    const std::map<std::string, std::string>& metadata) {
+  std::string header;
+  SafetensorsWriter out(tensors, metadata, header);
+  Result<PieceFile> file = PieceFile::join(path);
+  if (!file.ok()) return file.status();
+  out.file_ = std::move(*file);
+  return out;
 }
 
-Status SafetensorsWriter::finish() {
-  if (Status s = file_.replace(digest_at_, digest_.text()); !s.ok()) return s;
+Status SafetensorsWriter::add(const std::string& name, std::string_view bytes) {
+  const StoredShape& tensor = tensors_.at(name);
+  digest_ += digest_of(name, tensor.element, tensor.shape, bytes);
+  return file_.write(offsets_.at(name), bytes);
+}
+
+Status SafetensorsWriter::finish(std::uint64_t digest) {
+  if (Status s = file_.write(digest_at_, digest_text(digest)); !s.ok()) return s;
   return file_.finish();
 }
 
@@ -138,7 +176,8 @@ Status write_safetensors(const std::filesystem::path& path, const StoredTensors&
   return write_file(path, out);
 }
 
-Result<MappedTensors> map_safetensors(const std::filesystem::path& path, MappedFile& file) {
+Result<MappedTensors> map_safetensors(const std::filesystem::path& path, MappedFile& file,
+                                      DigestPart& digest) {
   Result<MappedFile> mapped = MappedFile::open(path);
   if (!mapped.ok()) return mapped.status();
   file = std::move(*mapped);
@@ -165,13 +204,28 @@ Result<MappedTensors> map_safetensors(const std::filesystem::path& path, MappedF
   // Another program writes none.
   const auto written = header->metadata.find(kDigest);
   if (written == header->metadata.end()) return out;
-  StoredDigest digest;
+  digest.written = written->second;
+  int index = 0;
   for (const auto& [name, tensor] : out) {
-    digest.add(name, {tensor.element.value_or(Element::kInt64), tensor.shape}, tensor.bytes);
+    if (index++ % digest.parts != digest.part) continue;
+    digest.sum +=
+        digest_of(name, tensor.element.value_or(Element::kInt64), tensor.shape, tensor.bytes);
   }
-  if (const std::string read = digest.text(); read != written->second) {
-    return damaged(path, "a digest of " + read, "the " + written->second + " that was written");
-  }
+  return out;
+}
+
+Status check_digest(const std::filesystem::path& path, const DigestPart& digest,
+                    std::uint64_t sum_of_all) {
+  const std::string read = digest_text(sum_of_all);
+  if (digest.written.empty() || read == digest.written) return {};
+  return damaged(path, "a digest of " + read, "the " + digest.written + " that was written");
+}
+
+Result<MappedTensors> map_safetensors(const std::filesystem::path& path, MappedFile& file) {
+  DigestPart whole;
+  Result<MappedTensors> out = map_safetensors(path, file, whole);
+  if (!out.ok()) return out;
+  if (Status s = check_digest(path, whole, whole.sum); !s.ok()) return s;
   return out;
 }
 

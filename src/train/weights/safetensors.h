@@ -2,7 +2,6 @@
 
 // Weights in and out: the safetensors format (8 bytes of header length, a JSON header, the data).
 
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -41,34 +40,34 @@ struct StoredShape {
 };
 using StoredShapes = std::map<std::string, StoredShape>;
 
-/// Of every name, type, shape and byte: one flipped bit changes it.
-class StoredDigest {
- public:
-  void add(std::string_view name, const StoredShape& shape, std::string_view bytes);
-  std::string text() const;
-
- private:
-  void mix(std::size_t lane, std::uint64_t word);
-  void add(std::string_view bytes);
-  std::array<std::uint64_t, 4> lanes_ = {1, 2, 3, 4};
-};
-
-/// What write_safetensors writes, tensor after tensor in the order of their names: none but the
-/// next one need be in memory. What was not finished is gone.
+/// What write_safetensors writes, tensor by tensor, by one process or by several together: each
+/// adds some of the tensors. What its maker did not finish is gone.
 class SafetensorsWriter {
  public:
   SafetensorsWriter() = default;
   /// Errors, of all calls: kIoError.
-  static Result<SafetensorsWriter> create(const std::filesystem::path& path, StoredShapes tensors,
+  static Result<SafetensorsWriter> create(const std::filesystem::path& path,
+                                          const StoredShapes& tensors,
                                           const std::map<std::string, std::string>& metadata = {});
-  Status add(std::string_view bytes);
-  Status finish();
+  /// With the arguments of who has made the file, after that.
+  static Result<SafetensorsWriter> join(const std::filesystem::path& path,
+                                        const StoredShapes& tensors,
+                                        const std::map<std::string, std::string>& metadata = {});
+  Status add(const std::string& name, std::string_view bytes);
+  /// Of what was added here. The sum over all who add goes into the file.
+  std::uint64_t digest() const { return digest_; }
+  /// Of who has made the file, when the others have synced.
+  Status finish(std::uint64_t digest);
+  /// Of the others.
+  Status sync() { return file_.finish(); }
 
  private:
+  SafetensorsWriter(const StoredShapes& tensors, const std::map<std::string, std::string>& metadata,
+                    std::string& header);
   PieceFile file_;
   StoredShapes tensors_;
-  StoredShapes::const_iterator next_;
-  StoredDigest digest_;
+  std::map<std::string, std::size_t> offsets_;
+  std::uint64_t digest_ = 0;
   std::size_t digest_at_ = 0;
 };
 
@@ -83,6 +82,19 @@ Result<StoredTensors> read_safetensors(const std::filesystem::path& path);
 
 /// The tensors of a file that `file` then maps. Errors: those of read_safetensors, but for types.
 Result<MappedTensors> map_safetensors(const std::filesystem::path& path, MappedFile& file);
+
+/// The digest of a file's tensors, read by several processes: each reads every parts-th of them.
+struct DigestPart {
+  int part = 0, parts = 1;
+  std::string written;    ///< what the file says of all; empty: its writer says nothing
+  std::uint64_t sum = 0;  ///< of this part's; the parts' sum is of all
+};
+/// The same, without the check, which is check_digest's.
+Result<MappedTensors> map_safetensors(const std::filesystem::path& path, MappedFile& file,
+                                      DigestPart& digest);
+/// Errors: kInvalidArgument.
+Status check_digest(const std::filesystem::path& path, const DigestPart& digest,
+                    std::uint64_t sum_of_all);
 
 /// "F64", "F32", "F16", "BF16".
 std::string_view safetensors_type(Element element) noexcept;

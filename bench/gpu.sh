@@ -94,13 +94,17 @@ ladder() {  # ladder FILE SHAPE...
   shift
   rungs=naive,fa1,fa1-vector,fa1-shuffle,fa1-mma
   rungs+=,fa2,fa2-vector,fa2-shuffle,fa2-mma,fa2-tma,fa2-wgmma,fa3,fa3-turns,fa3-frozen
-  rungs+=,fa2-deterministic,sm80
+  rungs+=,fa2-deterministic,sm80,sm90
   step "ladder: fp32 and bf16, $*" "$program" compare --device cuda --implementation "$rungs" "$@" \
     --head-dim 64 --dtype fp32,bf16 --pass both --output "$folder" --json "$folder/$file.json"
 }
 part_ladder() {
   ladder "$name-ladder-long" --batch 1 --heads 1 --seqlen 4k
   ladder "$name-ladder-wide" --batch 8 --heads 8 --seqlen 1k
+  step "ladder: Hopper's rungs on a full GPU" "$program" compare --device cuda --implementation \
+    fa2-mma,fa2-tma,fa2-wgmma,fa3,fa3-turns,fa3-frozen,sm80,sm90 --batch 4 --heads 16 \
+    --seqlen 4k --head-dim 64,128 --dtype bf16 --pass both --output "$folder" \
+    --json "$folder/$name-ladder-hopper.json"
 }
 
 part_bench() {

@@ -8,29 +8,20 @@ us), gpu/*.json (a GPU beside its peers; the ladder); and the README's picture (
 """
 
 import glob
-import json
 import math
 import os
 import sys
 
+import bench_ladder
 import bench_picture
 import bench_sequences
+from bench_records import GPU, find, load, recorded_on
 
-GPU = "bench/results/gpu/h200"  # the start of the names of the GPU's files
 FRONT = "zen5-2threads"  # the machine of the README's table
-
-
-def load(path):
-    with open(path, encoding="utf-8") as stream:
-        return json.load(stream)
 
 
 def share(row):
     return "" if row is None or row["roof_share"] is None else f"{100 * row['roof_share']:.0f}%"
-
-
-def find(rows, **wanted):
-    return next((r for r in rows if all(r.get(k) == v for k, v in wanted.items())), None)
 
 
 def machine_line(document):
@@ -174,175 +165,6 @@ def gpu_front():
     return "\n".join(lines)
 
 
-# ---- the ladder ------------------------------------------------------------------------------
-
-RUNGS = ["naive", "fa1", "fa1-vector", "fa1-shuffle", "fa1-mma", "fa2", "fa2-vector",
-         "fa2-shuffle", "fa2-mma", "fa2-tma", "fa2-wgmma", "fa3", "fa3-turns", "fa3-frozen"]
-HOPPER_RUNGS = RUNGS[RUNGS.index("fa2-mma"):]
-BESIDE_THE_RUNGS = ["fa2-deterministic", "sm80"]
-FORWARD, BACKWARD = "forward", "backward"
-
-
-def ladder_file(shape):
-    """What `compare` recorded of all rungs on a shape: "long" or "wide"."""
-    return load(f"{GPU}-ladder-{shape}.json")
-
-
-def rung(document, name, which, dtype):
-    """A rung's result, or None where it does not run."""
-    row = find(document["results"], implementation=name, dtype=dtype, **{"pass": which})
-    return row if row is not None and row["status"] == "ok" else None
-
-
-def recorded(document, names):
-    """Those of `names` that were there when the record was made."""
-    return [name for name in names if find(document["results"], implementation=name) is not None]
-
-
-def milliseconds(row):
-    return "-" if row is None else f"{row['median_ms']:#.3g}".rstrip(".")
-
-
-def mebibytes(row):
-    return "-" if row is None else f"{row['workspace_bytes'] / 2**20:.3g}"
-
-
-def shape_words(document, chinese):
-    one = document["results"][0]
-    sizes = f"B {one['batch']}, H {one['heads_q']}, S {one['seqlen_q']}"
-    return sizes.replace(", ", ",") if chinese else sizes
-
-
-def recorded_on(environment, chinese):
-    """GPU, driver, date and commit of a record."""
-    e = environment
-    commit, _, changes = e["commit"].partition("+")
-    commit = commit[:12] + ("+" + changes if changes else "")
-    parts = [e["gpu"], f"驱动 {e['driver']}" if chinese else f"driver {e['driver']}",
-             e["date_utc"][:10], f"提交 {commit}" if chinese else f"commit {commit}"]
-    return (",".join(parts) if chinese else ", ".join(parts))
-
-
-def ladder_source(chinese, folder=""):
-    """Where the figures come from, in a line; their commands stand on one page."""
-    where = recorded_on(ladder_file("long")["environment"], chinese)
-    if chinese:
-        return (f"D 64,因果掩码,毫秒,中位数,每次清空 L2;{where};"
-                f"[命令]({folder}README.zh-CN.md#数字的来源)。")
-    return (f"D 64, causal; milliseconds, median, L2 flushed; {where}; "
-            f"[commands]({folder}README.md#where-the-figures-come-from).")
-
-
-def ladder_commands(chinese):
-    """The command of each record of the ladder."""
-    colon = ":" if chinese else ": "
-    lines = []
-    for shape in ("long", "wide"):
-        document = ladder_file(shape)
-        command = document["environment"]["command"].split(" --output")[0]
-        where = recorded_on(document["environment"], chinese)
-        lines.append(f"- {shape_words(document, chinese)}{colon}`{command}` ({where})")
-    return "\n".join(lines)
-
-
-def ladder_table(names, which, chinese):
-    """Rungs on both shapes, in fp32 and bf16."""
-    documents = [ladder_file(shape) for shape in ("long", "wide")]
-    heads = [f"{shape_words(d, chinese)}: {t}" for d in documents for t in ("fp32", "bf16")]
-    title = {FORWARD: ("forward", "前向"), BACKWARD: ("backward", "反向")}[which][chinese]
-    lines = [f"| {title} | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
-    for name in recorded(documents[0], names):
-        cells = [milliseconds(rung(d, name, which, t)) for d in documents
-                 for t in ("fp32", "bf16")]
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", ladder_source(chinese)])
-
-
-def slower_steps(document, dtype):
-    """Rungs from fa1 on that are not faster than the one before."""
-    rows = [rung(document, name, FORWARD, dtype) for name in RUNGS[1:]]
-    rows = [row for row in rows if row is not None]
-    return [b["implementation"] for a, b in zip(rows, rows[1:])
-            if b["median_ms"] >= a["median_ms"]]
-
-
-def ladder_verdict(document, chinese):
-    """Whether the ladder climbs, and what of naive, in words."""
-    slower = sorted({name for t in ("fp32", "bf16") for name in slower_steps(document, t)})
-    behind = {}  # what naive is faster than in one of the types: its workspace
-    for name in [*RUNGS[1:], *BESIDE_THE_RUNGS]:
-        for dtype in ("fp32", "bf16"):
-            row = rung(document, name, FORWARD, dtype)
-            if row and row["median_ms"] > rung(document, "naive", FORWARD, dtype)["median_ms"]:
-                behind[name] = max(row["workspace_bytes"], behind.get(name, 0))
-    memory = mebibytes(rung(document, "naive", FORWARD, "fp32"))
-    most = f"{max(behind.values(), default=0) / 2**20:.3g}"
-    names = ", ".join(f"`{name}`" for name in behind)
-    if chinese:
-        climb = ("从 `fa1` 起每一级都比前一级快" if not slower
-                 else "除 " + "、".join(slower) + " 外,从 `fa1` 起每一级都比前一级快")
-        if not behind:
-            return climb + "。"
-        return (f"{climb}。`naive` 比 {names.replace(', ', '、')} 快,但要 {memory} MiB 的工作区"
-                f"(fp32),而它们最多 {most} MiB。")
-    climb = ("From `fa1` on each rung is faster than the one before" if not slower
-             else "From `fa1` on each rung but " + ", ".join(slower)
-             + " is faster than the one before")
-    if not behind:
-        return climb + "."
-    return (f"{climb}. `naive` is faster than {names}, and takes {memory} MiB of workspace (fp32) "
-            f"where they take at most {most} MiB.")
-
-
-def ladder(chinese=False, folder=""):
-    """The whole ladder on its stated shape, both passes, and the memory."""
-    document = ladder_file("long")
-    columns = (["前向 fp32,ms", "bf16", "反向 fp32", "bf16", "前向工作区,MiB", "反向工作区"]
-               if chinese else ["forward fp32, ms", "bf16", "backward fp32", "bf16",
-                                "workspace forward, MiB", "backward"])
-    lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---:|" * len(columns)]
-    for name in recorded(document, [*RUNGS, *BESIDE_THE_RUNGS]):
-        rows = [rung(document, name, which, t) for which in (FORWARD, BACKWARD)
-                for t in ("fp32", "bf16")]
-        memory = [mebibytes(rows[0] or rows[1]), mebibytes(rows[2] or rows[3])]
-        lines.append(f"| `{name}` | " + " | ".join([*map(milliseconds, rows), *memory]) + " |")
-    words = shape_words(document, chinese)
-    comma = "," if chinese else ", "
-    stated = f"{words}{comma}{ladder_source(chinese, folder)}"
-    return "\n".join([*lines, "", f"{stated} {ladder_verdict(document, chinese)}"])
-
-
-def fa1_table(chinese):
-    """The first rung beside naive: time and memory."""
-    document = ladder_file("long")
-    title = ["前向,ms", "fp32", "bf16", "工作区,MiB"] if chinese else [
-        "forward, ms", "fp32", "bf16", "workspace, MiB"]
-    lines = ["| " + " | ".join(title) + " |", "|---|---:|---:|---:|"]
-    for name in ("naive", "fa1"):
-        rows = [rung(document, name, FORWARD, t) for t in ("fp32", "bf16")]
-        lines.append(f"| `{name}` | " + " | ".join([*map(milliseconds, rows), mebibytes(rows[0])])
-                     + " |")
-    words = shape_words(document, chinese)
-    comma = "," if chinese else ", "
-    return "\n".join([*lines, "", f"{words}{comma}{ladder_source(chinese)}"])
-
-
-def learn_tables(chinese):
-    """By tag, what the pages of docs/learn hold."""
-    forward = {"vector": ["fa1", "fa1-vector", "fa2", "fa2-vector"],
-               "shuffle": ["fa1-vector", "fa1-shuffle", "fa2-vector", "fa2-shuffle"],
-               "mma": ["fa1-shuffle", "fa1-mma", "fa2-shuffle", "fa2-mma"],
-               "all": RUNGS, "hopper": HOPPER_RUNGS}
-    tables = {f"ladder {tag}": ladder_table(names, FORWARD, chinese)
-              for tag, names in forward.items()}
-    tables["ladder backward"] = ladder_table(["naive", "fa2", "fa2-deterministic", "fa2-mma"],
-                                             BACKWARD, chinese)
-    tables["ladder fa1"] = fa1_table(chinese)
-    tables["ladder"] = ladder(chinese)
-    tables["ladder commands"] = ladder_commands(chinese)
-    return tables
-
-
 def with_tables(text, tables):
     """`text` with what stands between each tag's markers replaced; a tag may be absent."""
     for tag, table in tables.items():
@@ -361,13 +183,13 @@ def main():
     for chinese in (False, True):
         ending = ".zh-CN.md" if chinese else ".md"
         documents[f"README{ending}"] = {"results": front(), "gpu": gpu_front(),
-                                        "ladder": ladder(chinese, "docs/learn/")}
-        for page in ("README", "fa1", "vector-loads", "warp-shuffles", "tensor-cores", "fa2",
-                     "fa2-backward", "frozen-maximum"):
-            documents[f"docs/learn/{page}{ending}"] = learn_tables(chinese)
+                                        "ladder": bench_ladder.whole(chinese, "docs/learn/")}
+        for page in bench_ladder.PAGES:
+            documents[f"docs/learn/{page}{ending}"] = bench_ladder.tables(chinese)
     made_of = {path: lambda text, tables=tables: with_tables(text, tables)
                for path, tables in documents.items()}
-    made_of |= {path: lambda _, svg=svg: svg for path, svg in bench_picture.pictures().items()}
+    made_of |= {path: lambda _, svg=svg: svg for path, svg in {**bench_picture.pictures(),
+                                                     **bench_ladder.pictures()}.items()}
     for path, make in made_of.items():
         text = ""
         if os.path.exists(path):

@@ -34,6 +34,14 @@ Case decoded() {
   return out;
 }
 
+// The same with rows that are joined one by one.
+Case one_query_decoded() {
+  Case out = decoded();
+  out.name = "one query decoded";
+  out.seqlen_q = 1;
+  return out;
+}
+
 TEST(AttentionEmulatedCaches, FaultsOfTheDecodeKernelAreSeen) {
   constexpr const char* kMain = "decode/kernel.cu";
   constexpr const char* kProducer = "decode/producer.h";
@@ -55,6 +63,10 @@ TEST(AttentionEmulatedCaches, FaultsOfTheDecodeKernelAreSeen) {
         &decoded},
        {"a part is joined twice",
         {{kResults, "smaller(first + i, last)", "smaller(first + (i == 1 ? 0 : i), last)"}},
+        true,
+        &one_query_decoded},
+       {"a part of many rows is joined twice",
+        {{kResults, "parts[part] + at", "parts[part == 1 ? 0 : part] + at"}},
         true,
         &decoded}});
 }

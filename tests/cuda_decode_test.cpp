@@ -86,7 +86,8 @@ std::shared_ptr<internal::PlanState> planned(const Problem& problem,
 }
 
 std::int64_t blocks_of(const internal::PlanState& plan) {
-  return plan.program()->kernels().back().kernel->shape.grid_x;
+  const LaunchShape& shape = plan.program()->kernels().back().kernel->shape;
+  return std::int64_t{shape.grid_x} * shape.grid_y;
 }
 
 // Blocks of one range have a key head each.

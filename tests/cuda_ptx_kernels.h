@@ -154,9 +154,19 @@ inline void add_synchronisation_kernels(Primitives& list) {
       wait_for(ready, round + 1);
       kept[32 * round + t] = box[t];
       __syncwarp();
-      if (t == 0) ptx::fence_device(), ptx::add_release(taken, 1);
+      if (t == 0) ptx::add_release(taken, 1);
     }
   }
+)"));
+  // The second of two blocks to count takes what the first wrote.
+  list.push_back(ptx_kernel("add_acquire_release", "const unsigned* in, unsigned* out", R"(
+  auto* count = reinterpret_cast<unsigned long long*>(out);
+  out[32 + 32 * blockIdx.x + t] = in[32 * blockIdx.x + t];
+  __syncwarp();
+  const unsigned long long before = t == 0 ? ptx::add_acquire_release(count, 1) : 0;
+  if (__shfl_sync(ptx::kFullMask, static_cast<unsigned>(before), 0) != 1) return;
+  out[96 + t] = out[32 + t];
+  out[128 + t] = out[64 + t];
 )"));
   // A line is written, given up and written again.
   list.push_back(ptx_kernel("discard_line", "const unsigned* in, unsigned* out", R"(

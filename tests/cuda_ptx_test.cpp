@@ -484,6 +484,15 @@ TEST_F(Ptx, ReleaseAcquire) {
   EXPECT_TRUE(same("release_acquire", got, in));
 }
 
+TEST_F(Ptx, WhoCountsLastTakesWhatTheFirstWrote) {
+  const Words in = random_words(64);
+  Words got = run("add_acquire_release", in, Words(160, 0), 32, 2);
+  ASSERT_EQ(got.size(), 160u);
+  EXPECT_EQ(got[0], 2u);
+  got.erase(got.begin(), got.begin() + 96);
+  EXPECT_TRUE(same("add_acquire_release", got, in));
+}
+
 TEST_F(Ptx, ALineThatIsGivenUpIsWrittenAgain) {
   const Words in = random_words(32);
   EXPECT_TRUE(same("discard_line", run("discard_line", in, Words(32, kPoison)), in));

@@ -22,6 +22,11 @@ inline void store_release(unsigned* global, unsigned value) {
 inline void add_release(unsigned* global, unsigned value) {
   *global += value;
 }
-inline void fence_device() {}
+inline unsigned long long add_acquire_release(unsigned long long* global,
+                                              unsigned long long value) {
+  const unsigned long long before = *global;
+  *global += value;
+  return before;
+}
 
 }  // namespace flashlab::ptx

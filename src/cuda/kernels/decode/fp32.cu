@@ -234,9 +234,7 @@ struct DecodeFp32 {
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-      __threadfence();
       shared.is_last = count_part(args.counts + tile, args.tag, args.parts) == args.parts - 1;
-      __threadfence();
     }
     __syncthreads();
     if (shared.is_last == 0 || column >= Config::kHeadDimV) return;

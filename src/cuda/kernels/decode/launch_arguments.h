@@ -18,7 +18,6 @@ struct DecodeParts {
   unsigned long long* counts;  ///< parts of a tile that are there, and the tag
   unsigned long long tag;      ///< a number that no other plan has; its low bits count
   int slot_rows;               ///< rows of a tile that exist in the fullest one
-  int spread;                  ///< key heads that as many blocks with one range have, one each
   int heads;                   ///< key heads that a block has, in turn
   int grain_log2;              ///< of units of keys that are never shared out between blocks
   int most;                    ///< grains of all tiles that the plan has room for, by ranges

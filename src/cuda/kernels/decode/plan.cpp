@@ -259,7 +259,6 @@ void add_steps(GpuPlan& plan, const Choice& choice) {
   parts.slot_rows = has_query_lengths(problem)
                         ? t.rows()
                         : static_cast<int>(std::min<std::int64_t>(choice.rows, t.rows()));
-  parts.spread = static_cast<int>(choice.spread);
   parts.heads = static_cast<int>(g.heads_k / choice.spread);
   parts.grain_log2 =
       std::countr_zero(static_cast<std::uint64_t>(choice.grain_keys / t.unit_keys()));
@@ -319,6 +318,8 @@ void add_steps(GpuPlan& plan, const Choice& choice) {
       fmt::format("{} tiles of {} rows, keys shared out in units of {} · {}", choice.all_tiles,
                   t.rows(), choice.grain_keys, stage_words(t.stages)));
   step.parameters = std::move(block);
+  step.shape.grid_x = static_cast<unsigned>(choice.spread);
+  step.shape.grid_y = static_cast<unsigned>(choice.blocks / choice.spread);
   step.shape.programmatic = true;
   plan.add_kernel(std::move(step));
 }

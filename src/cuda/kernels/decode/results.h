@@ -9,7 +9,6 @@
 
 #include "decode/count.h"
 #include "decode/warp.h"
-#include "ptx/atomic.h"
 #include "tile/sinks.h"
 
 namespace flashlab::device {
@@ -175,10 +174,8 @@ __device__ inline bool is_last_part(const DecodeArguments& args,
                                     DecodeStorage<Config>& shared) {
   meet_teams<Config>();
   if (threadIdx.x == 0) {
-    ptx::fence_device();
     const int before = count_part(args.parts.counts + segment.count, args.parts.tag, segment.parts);
     shared.is_last = before == segment.parts - 1 ? 1 : 0;
-    ptx::fence_device();
   }
   meet_teams<Config>();
   return shared.is_last != 0;
@@ -261,6 +258,86 @@ __device__ inline void join_parts(const DecodeArguments& args, const DecodeSegme
   }
 }
 
+/// The same for all rows of a warp together, where a tile of many rows has few parts: one row after
+/// the other would wait for memory as often.
+template <class Config>
+struct FewParts {
+  static constexpr int kMost = 4, kRowsAtOnce = 4;
+  static constexpr int kTeamWarps = DecodeTiles<Config>::kTeamWarps;
+  static constexpr int kWarpRows = Config::kRows / kTeamWarps, kFours = Config::kHeadDimV / 4;
+  static constexpr bool kServes =
+      Config::kRows > 16 && kFours <= 32 && kWarpRows % kRowsAtOnce == 0 && kWarpRows* kMost <= 32;
+
+  __device__ static int row_of(int n) {
+    return static_cast<int>(threadIdx.x) / 32 + n * kTeamWarps;
+  }
+  __device__ static void join(const DecodeArguments& args, const DecodeSegment<Config>& segment) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, last = segment.parts - 1;
+    const auto place = [&](int part, int row) {
+      return static_cast<Int64>(segment.slot_of(part)) * args.parts.slot_rows + row;
+    };
+    // Four lanes have the statistics of a row, each of one part.
+    RowSum own{kLowestReference, 0};
+    if (row_of(lane / kMost) < segment.rows && lane % kMost <= last) {
+      const float2 both = __ldcg(reinterpret_cast<const float2*>(args.parts.statistics) +
+                                 place(lane % kMost, row_of(lane / kMost)));
+      own = {both.x, both.y};
+    }
+    RowSum total = own;
+#pragma unroll
+    for (int lanes = kMost / 2; lanes > 0; lanes /= 2) {
+      total.reference = fmaxf(total.reference, ptx::shuffle_xor(total.reference, lanes));
+    }
+    const float weight = own.sum == 0 ? 0 : rescale_to<Config>(own.reference, total.reference);
+    total.sum = weight * own.sum;
+#pragma unroll
+    for (int lanes = kMost / 2; lanes > 0; lanes /= 2) {
+      total.sum += ptx::shuffle_xor(total.sum, lanes);
+    }
+    RowResult own_result{};
+    if (row_of(lane / kMost) < segment.rows) {
+      own_result = RowResult::of<Config>(args, segment, row_of(lane / kMost), total);
+    }
+    // What is not there is the last one that is, so that nothing is asked between the loads.
+    const float4* parts[kMost];
+#pragma unroll
+    for (int part = 0; part < kMost; ++part) {
+      parts[part] = reinterpret_cast<const float4*>(args.parts.o + place(smaller(part, last), 0) *
+                                                                       Config::kHeadDimV) +
+                    smaller(lane, kFours - 1);
+    }
+#pragma unroll 1
+    for (int first = 0; first < kWarpRows && row_of(first) < segment.rows; first += kRowsAtOnce) {
+      float4 o[kRowsAtOnce][kMost];
+#pragma unroll
+      for (int n = 0; n < kRowsAtOnce; ++n) {
+        const int at = smaller(row_of(first + n), segment.rows - 1) * kFours;
+#pragma unroll
+        for (int part = 0; part < kMost; ++part) o[n][part] = __ldcg(parts[part] + at);
+      }
+#pragma unroll
+      for (int n = 0; n < kRowsAtOnce; ++n) {
+        const int from = kMost * (first + n), row = row_of(first + n);
+        float4 sums{};
+#pragma unroll
+        for (int part = 0; part < kMost; ++part) {
+          const float w = ptx::shuffle(weight, from + part);
+          sums.x = fmaf(w, o[n][part].x, sums.x);
+          sums.y = fmaf(w, o[n][part].y, sums.y);
+          sums.z = fmaf(w, o[n][part].z, sums.z);
+          sums.w = fmaf(w, o[n][part].w, sums.w);
+        }
+        const RowResult result{ptx::shuffle(own_result.factor, from),
+                               ptx::shuffle(own_result.empty, from),
+                               ptx::shuffle(own_result.is_empty ? 1.0f : 0.0f, from) != 0};
+        if (row < segment.rows && lane < kFours) {
+          store_results(args, segment, row, 4 * lane, result, sums);
+        }
+      }
+    }
+  }
+};
+
 /// What a segment's sums become. All teams.
 template <class Config>
 __device__ inline void finish_segment(const DecodeArguments& args,
@@ -270,7 +347,12 @@ __device__ inline void finish_segment(const DecodeArguments& args,
   join_teams(shared, warp, team, row_warp, segment.of.wrong);
   store_sums(args, segment, shared);
   if (segment.parts > 1 && is_last_part(args, segment, shared)) {
-    for (int row = static_cast<int>(threadIdx.x) / 32; row < segment.rows;
+    bool joined = false;
+    if constexpr (FewParts<Config>::kServes) {
+      joined = segment.parts <= FewParts<Config>::kMost;
+      if (joined) FewParts<Config>::join(args, segment);
+    }
+    for (int row = static_cast<int>(threadIdx.x) / 32; row < segment.rows && !joined;
          row += DecodeTiles<Config>::kTeamWarps) {
       join_parts(args, segment, row);
     }

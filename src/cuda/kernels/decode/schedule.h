@@ -10,7 +10,8 @@
 // Heads lie side by side in a token's row of memory, and memory is read fastest a page at a time.
 // So as many blocks as there are key heads have the same range, each of a head of its own, and read
 // the same tokens at about the same time. With more heads than multiprocessors, or a number that
-// would leave many of these idle, a block has every `spread`-th head in turn.
+// would leave many of these idle, a block has every gridDim.x-th head in turn. Block (x, y) has
+// range y of heads x, x + gridDim.x, ...
 //
 // A tile without a key has a grain all the same, so that somebody writes its results.
 
@@ -122,7 +123,7 @@ __device__ inline bool has_lengths(const DecodeArguments& args) {
 
 /// Where a block stands in the row of all grains.
 struct DecodePlace {
-  EqualRanges shares;  ///< of all grains; `spread` blocks have one
+  EqualRanges shares;  ///< of all grains; gridDim.x blocks have one
   int range, at, end;  ///< the block's; its next grain; the first grain behind it
   int sequence;        ///< of the next grain
   int tile, grain;     ///< of the sequence's tiles, of the block's heads; of the tile's grains
@@ -152,23 +153,22 @@ struct DecodeSegment {
     // What a grain has before the first visible key is left out.
     first_unit = larger(first << all.grain_log2, of.seen.begin / kUnitKeys);
     units = mutation::last_tile<Config>(larger(end - first_unit, 0));
-    const int block = static_cast<int>(blockIdx.x), head = block - place.range * all.spread;
     const int tiles = of.tiles_of_head(args);
     const int of_head = all.heads > 1 ? place.tile / tiles : 0;
-    head_k = head + of_head * all.spread;
+    head_k = static_cast<int>(blockIdx.x + of_head * gridDim.x);
     first_row = (place.tile - of_head * tiles) * Config::kRows;
     rows = smaller(of.rows(args) - first_row, Config::kRows);
   }
 
   /// `grains`: of the tile.
   __device__ void find_parts(const DecodeParts& all, const DecodePlace& place, int grains) {
-    const int head = static_cast<int>(blockIdx.x) - place.range * all.spread;
+    const int head = static_cast<int>(blockIdx.x), spread = static_cast<int>(gridDim.x);
     const int begin = place.at - place.grain;
     if (all.fixed != 0) {
       parts = grains;
       part = place.grain;
-      first_slot = count = begin * all.spread + head;
-      slot_step = all.spread;
+      first_slot = count = begin * spread + head;
+      slot_step = spread;
       first_behind = 0;
     } else {
       int ends[2];  // the ranges of the tile's first and last grain
@@ -181,9 +181,9 @@ struct DecodeSegment {
       parts = ends[1] - ends[0] + 1;
       part = place.range - ends[0];
       // A block has at most one tile that begins before its range and one that ends behind it.
-      count = ends[0] * all.spread + head;
+      count = ends[0] * spread + head;
       first_slot = 2 * count;
-      slot_step = 2 * all.spread;
+      slot_step = 2 * spread;
       first_behind = 1;
     }
   }
@@ -243,8 +243,8 @@ __device__ inline void for_each_segment(const DecodeArguments& args, Work&& work
       if (static_cast<unsigned>(sum) > static_cast<unsigned>(args.parts.most)) return;
       if (lengths && base < count) continue;
       const int all = lengths ? sum : each * count;
-      const int ranges = smaller(static_cast<int>(gridDim.x) / args.parts.spread, all);
-      place.range = static_cast<int>(blockIdx.x) / args.parts.spread;
+      const int ranges = smaller(static_cast<int>(gridDim.y), all);
+      place.range = static_cast<int>(blockIdx.y);
       if (place.range >= ranges) return;
       place.shares = EqualRanges(ranges, all);
       place.at = place.shares.begin(place.range);

@@ -36,10 +36,16 @@ __device__ inline void add_release(unsigned* global, unsigned value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
 }
 
-/// What this thread wrote or saw written before is there for who sees what it writes behind, and
-/// the other way about. __threadfence() orders all such pairs beside, for which nobody asks here.
-__device__ inline void fence_device() {
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+/// Adds and gives what was there. What this thread wrote or saw written before is there for who
+/// adds later, and the other way about: one fence, where one before and one behind would be two.
+__device__ inline unsigned long long add_acquire_release(unsigned long long* global,
+                                                         unsigned long long value) {
+  unsigned long long before;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;"
+               : "=l"(before)
+               : "l"(global), "l"(value)
+               : "memory");
+  return before;
 }
 
 }  // namespace flashlab::ptx

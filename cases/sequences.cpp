@@ -216,6 +216,7 @@ void add_caches(Variations& to) {
   to.add("cache-padded-indexed", c, padded, in(indexed), dims, sure);
   to.add("cache-window", c, sixteen, in(whole), from_left, kBottomRight, heads);
   to.add("cache-window-beside", c, sixteen, in(whole), behind, heads);
+  to.add("cache-chunk", c, sixteen, in(indexed), chunk(50), kBottomRight, heads, sure);
   to.add("cache-all", c, sixteen, in(indexed), kDropped, kCapped, kSloped, sinks, window, heads);
   to.add("cache-prefill", c, padded_prefill, in(of_entries), kBottomRight, sure);
   to.add("cache-prefill-window", c, padded_prefill, in(of_entries), window);
@@ -245,6 +246,7 @@ void add_caches(Variations& to) {
   to.add("pages-window", c, prefill, in(ragged), window, heads);
   to.add("pages-window-beside", c, prefill, in(ragged), behind);
   to.add("pages-chunk", c, prefill, in(ragged), chunk(19), kBottomRight);
+  to.add("pages-chunk-decode", c, decode, in(paged(16)), chunk(70), kBottomRight, heads, sinks);
   to.add("pages-softcap", c, speculative, in(paged(16)), kCapped, kTopLeft);
   to.add("pages-alibi", c, prefill, in(ragged), kSloped, kBottomRight, seed(2));
   to.add("pages-sinks", c, decode, in(paged(16)), sinks, heads);

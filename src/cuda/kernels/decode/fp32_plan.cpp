@@ -38,6 +38,7 @@ Status check_call(const Problem& problem, const Geometry& g) {
   }
   const std::pair<const char*, bool> lacking[] = {
       {"window", problem.options.window.has_value()},
+      {"attention_chunk", g.bounds.chunk > 0},
       {"softcap", problem.options.softcap.has_value()},
       {"alibi_slopes", problem.alibi_slopes.has_value()},
       {"sinks", problem.sinks.has_value()},

@@ -154,8 +154,13 @@ Status unsupported(const char* what, std::string got, std::string expected) {
 
 // Where no implementation is named: what others do not serve, or serve slower.
 Status check_worth(const Problem& problem, const Geometry& g, const DeviceInfo& device) {
-  if (!problem.options.implementation.empty() || has_cache(problem)) return {};
+  if (!problem.options.implementation.empty()) return {};
   const std::int64_t queries = queries_of_sequence(problem, g);
+  if (g.bounds.chunk > 0 && queries > kMostQueries) {
+    return unsupported("queries for 'decode' with chunks of keys", fmt::format("{}", queries),
+                       fmt::format("at most {} of each sequence", kMostQueries));
+  }
+  if (has_cache(problem)) return {};
   // The other kernels do not split keys whose number only the device knows.
   if (problem.seqused_k && queries <= kMostQueries) return {};
   const std::int64_t bytes = g.batch * g.heads_k * g.seqlen_k * (g.head_dim + g.head_dim_v) * 2;
@@ -380,27 +385,15 @@ const internal::Implementation& decode_implementation() {
       "decode",
       DeviceKind::kCuda,
       "few queries over many keys at the speed of memory, sm_80 and later: fp16, bf16; one in fp32",
-      internal::FeatureSet{Feature::kForward,
-                           Feature::kFp16,
-                           Feature::kBf16,
-                           Feature::kFp32,
-                           Feature::kTf32,
-                           Feature::kCausal,
-                           Feature::kWindow,
-                           Feature::kBesideDiagonal,
-                           Feature::kSoftcap,
-                           Feature::kGroupedQuery,
-                           Feature::kUnequalHeadDims,
-                           Feature::kDeterministic,
-                           TensorRole::kLse,
-                           TensorRole::kAlibiSlopes,
-                           TensorRole::kSinks,
-                           TensorRole::kCuSeqlensQ,
-                           TensorRole::kSeqUsedQ,
-                           TensorRole::kSeqUsedK,
-                           TensorRole::kBlockTable,
-                           TensorRole::kCacheBatchIdx,
-                           TensorRole::kLeftPadK},
+      internal::FeatureSet{
+          Feature::kForward,       Feature::kFp16,           Feature::kBf16,
+          Feature::kFp32,          Feature::kTf32,           Feature::kCausal,
+          Feature::kWindow,        Feature::kBesideDiagonal, Feature::kChunk,
+          Feature::kSoftcap,       Feature::kGroupedQuery,   Feature::kUnequalHeadDims,
+          Feature::kDeterministic, TensorRole::kLse,         TensorRole::kAlibiSlopes,
+          TensorRole::kSinks,      TensorRole::kCuSeqlensQ,  TensorRole::kSeqUsedQ,
+          TensorRole::kSeqUsedK,   TensorRole::kBlockTable,  TensorRole::kCacheBatchIdx,
+          TensorRole::kLeftPadK},
       make_plan,
       runs_on};
   return implementation;

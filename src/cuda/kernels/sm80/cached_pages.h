@@ -5,6 +5,7 @@
 
 #include "sequence_arguments.h"
 #include "tile/key_range.h"
+#include "tile/load.h"
 #include "tile/sequence.h"
 
 namespace flashlab::device {
@@ -42,23 +43,58 @@ __device__ inline SequenceRows keys_in_cache(const Shape& shape, const Sequences
   return keys;
 }
 
-/// Rows of a tile of keys for tile/load.h, of 16-bit elements. Pages that no query sees may lie
+/// A tile of 16-bit keys of a head: `valid` rows from `first` on. Pages that no query sees may lie
 /// outside of the cache: they have no rows.
 struct CachedTile {
   const CachedPlace& place;
   const Rows& rows;
   int head, first, valid;
 
-  __device__ const unsigned char* found(int r) const {
+  __device__ const unsigned char* row(int r) const {
     return r < valid ? reinterpret_cast<const unsigned char*>(
                            place.row<unsigned short>(rows, head, first + r))
                      : nullptr;
   }
-  __device__ bool exists(int r) const { return found(r) != nullptr; }
-  __device__ const unsigned char* row(int r) const {
-    const unsigned char* at = found(r);
-    return at != nullptr ? at : static_cast<const unsigned char*>(rows.data);
-  }
 };
+
+/// Passes kFirst to kEnd - 1 of CopyPlan of such a tile, by whole warps. A lane looks up one of the
+/// rows that its warp copies, and hands the address on: for each chunk of 16 bytes the table, the
+/// division by a page's rows and three products would take longer than a step of the main loop.
+template <class Layout, int kRowBytes, int kAlign, int kThreads, int kFirst, int kEnd>
+__device__ inline void load_cached_passes(unsigned char* shared, const CachedTile& tile,
+                                          int thread) {
+  using Plan = CopyPlan<Layout, kThreads>;
+  // Rows of a warp in a pass; where rows do not divide warps, it has parts of two more.
+  constexpr int kWhole = 32 / Layout::kChunks;
+  constexpr int kRows = 32 % Layout::kChunks == 0 ? kWhole : kWhole + 2;
+  if constexpr ((kEnd - kFirst) * kRows > 32) {
+    constexpr int kMiddle = (kFirst + kEnd) / 2;
+    load_cached_passes<Layout, kRowBytes, kAlign, kThreads, kFirst, kMiddle>(shared, tile, thread);
+    load_cached_passes<Layout, kRowBytes, kAlign, kThreads, kMiddle, kEnd>(shared, tile, thread);
+    return;
+  }
+  const int lane = thread % 32, chunk = Plan::chunk(thread);
+  const int first_row = (thread - lane) / Layout::kChunks;
+  const unsigned char* own =
+      tile.row(first_row + lane % kRows + (kFirst + lane / kRows) * Plan::kRowsPerPass);
+  constexpr int kUnrolled = kUnrolledPasses<kAlign, kThreads, kEnd - kFirst>;
+#pragma unroll(kUnrolled)
+  for (int pass = kFirst; pass < kEnd; ++pass) {
+    const int from_lane = (pass - kFirst) * kRows + thread / Layout::kChunks - first_row;
+    const auto address =
+        __shfl_sync(ptx::kFullMask, reinterpret_cast<unsigned long long>(own), from_lane);
+    const auto* row = reinterpret_cast<const unsigned char*>(address);
+    const bool active = Plan::active(thread, pass), exists = row != nullptr;
+    const int bytes = exists ? chunk_bytes<Layout, kRowBytes>(chunk) : 0;
+    unsigned char* to = shared + Layout::offset(Plan::row(thread, pass), chunk);
+    const unsigned char* from = exists ? row + chunk_column<Layout, kRowBytes>(chunk)
+                                       : static_cast<const unsigned char*>(tile.rows.data);
+    if constexpr (kAlign < 4) {
+      load_elements(to, from, bytes, active);
+    } else if (active) {
+      load_chunk<kAlign>(to, from, bytes);
+    }
+  }
+}
 
 }  // namespace flashlab::device

@@ -130,6 +130,8 @@ __device__ inline void load_tile(unsigned char* shared, const RowSource& source,
 template <class Layout, int kRowBytes, int kAlign, int kThreads>
 struct ThreadCopy {
   using Plan = CopyPlan<Layout, kThreads>;
+  using TileLayout = Layout;
+  static constexpr int kRowWidth = kRowBytes, kAlignment = kAlign;
   const unsigned char* next;  ///< this thread's next chunk
   int thread;
 
@@ -162,9 +164,9 @@ struct ThreadCopy {
     }
   }
 
-  /// The same for rows of any source, from row 0 of their tile: of a last one, where some miss.
-  template <int kFirst, int kEnd, class RowSource>
-  __device__ void last_passes(unsigned char* shared, const RowSource& rows) const {
+  /// The same for a last tile with missing rows, from its row 0.
+  template <int kFirst, int kEnd>
+  __device__ void last_passes(unsigned char* shared, const DenseRows& rows) const {
     load_passes<Layout, kRowBytes, kAlign, kThreads, kFirst, kEnd>(shared, rows, thread);
   }
 };

@@ -147,6 +147,9 @@ struct BackwardFp32Rows : BackwardFp32<Config> {
     terms &= fabsf(s.scale) < 1e18f && (fabsf(s.scale) >= 1e-18f || s.scale == 0);
     terms &= Config::kHeadDim >= kFewChannels && Config::kHeadDimV >= kFewChannels;
     unsigned guarded = Config::kTerms > 1 && s.seqlen_k <= kFewKeys ? kGuardWide : 0;
+    if constexpr (has_chunks<Config>()) {
+      if (Config::kTerms > 1 && Chunks(s).size <= kFewKeys) guarded = kGuardWide;
+    }
     for (int tile = w.first_key / kSplitRows;
          tile < tiles_k && tile * kSplitRows < w.first_key + kKeys; ++tile) {
       const Int64 key_tile = Base::key_tile(args, w.bh, tile);

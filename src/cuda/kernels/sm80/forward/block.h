@@ -199,8 +199,9 @@ struct KeyValueLoader {
     constexpr int kEnd = Copy::Plan::kPasses * (kPart + 1) / Tiles::kPieces;
     const int valid = args.shape.seqlen_k - first_key;
     if constexpr (has_cached_keys<Config>()) {
-      copy.template last_passes<kFirst, kEnd>(
-          to, CachedTile{*task.place, rows, task.head_k, first_key, valid});
+      load_cached_passes<typename Copy::TileLayout, Copy::kRowWidth, Copy::kAlignment,
+                         Tiles::kThreads, kFirst, kEnd>(
+          to, CachedTile{*task.place, rows, task.head_k, first_key, valid}, copy.thread);
     } else if (kWhole || valid >= Config::kTileK) {
       copy.template passes<kFirst, kEnd>(to, rows.row_stride * 2);
     } else {

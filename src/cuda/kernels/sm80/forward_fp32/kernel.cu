@@ -414,6 +414,7 @@ struct ForwardFp32Kernel : ForwardFp32Block<Config> {
     bool guarded = load_queries(args, w, shared, state);
     guarded |= work && any_guarded(k, v, w.first, w.end);
     guarded |= args.shape.seqlen_k <= kFewKeys;
+    if constexpr (has_chunks<Config>()) guarded |= Chunks(args.shape).size <= kFewKeys;
     // One term's products are exact, whatever their number.
     if constexpr (kTerms > 1)
       guarded |= Config::kHeadDim < kFewChannels || Config::kHeadDimV < kFewChannels;

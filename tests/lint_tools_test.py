@@ -19,6 +19,7 @@ import build  # noqa: E402
 import check  # noqa: E402
 import ci_summary  # noqa: E402
 import console  # noqa: E402
+import learn_code  # noqa: E402
 import processes  # noqa: E402
 import run_tests  # noqa: E402
 import suite  # noqa: E402
@@ -504,6 +505,29 @@ class Sanitize(unittest.TestCase):
         for variables in ({"MERGED": "3"}, {"PASSED": "0"}, {"merges": ""}):
             code, record = self.recorded("memcheck", "--implementation", "merge", **variables)
             self.assertEqual((code, record["ok"]), (1, False), variables)
+
+
+class LearnCode(unittest.TestCase):
+    def excerpt(self, text, first, count):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "kernel.cu")
+            with open(path, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            return learn_code.excerpt(path, first, count)
+
+    def test_lines_lose_their_common_indent(self):
+        text = "void f() {\n    if (x) {\n#pragma unroll\n      g();\n    }\n}\n"
+        self.assertEqual(self.excerpt(text, "if (x)", 4), "if (x) {\n#pragma unroll\n  g();\n}")
+
+    def test_a_line_that_is_gone_or_not_the_only_one_is_an_error(self):
+        for text, first, count in (("a\nb\n", "c", 1), ("a\na\n", "a", 1), ("a\nb\n", "b", 2)):
+            with self.assertRaises(learn_code.Wrong):
+                self.excerpt(text, first, count)
+
+    def test_two_blocks_of_a_page_stay_two(self):
+        page = "".join(f"<!-- code: x | {name} | 3 -->\nold\n<!-- code: end -->\n" for name in "ab")
+        found = [match["first"] for match in learn_code.BLOCK.finditer(page)]
+        self.assertEqual(found, ["a", "b"])
 
 
 class Build(unittest.TestCase):

@@ -151,7 +151,8 @@ class Verify:
                              ("format", run, ["tools/format.sh", "--check"], "format"),
                              ("lint", run, ["tools/lint.py"], "lint"),
                              ("docs", run, ["tools/check_docs.py"], "docs"),
-                             ("tables", run, ["tools/bench_tables.py", "--check"], "tables")])
+                             ("tables", run, ["tools/bench_tables.py", "--check"], "tables"),
+                             ("code", run, ["tools/learn_code.py", "--check"], "code")])
 
     def kernels(self):
         """Every kernel compiles, fits and does not spill; the table stands in the log."""

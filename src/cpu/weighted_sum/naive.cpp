@@ -1,8 +1,7 @@
 // The weighted sum as the formula reads. Correct, and slow for two reasons that vector.cpp removes:
 //
-//   y[r]    every addition waits for the one before (4 cycles each), so the processor's vector
-//   units
-//           and its second multiply-add unit idle; a compiler may not reorder fp32 sums by itself
+//   y[r]    every addition waits for the one before (4 cycles each), so vector units and the
+//           second multiply-add unit idle; a compiler may not reorder fp32 sums by itself
 //   dw[d]   the inner loop walks down a column: each element is on another cache line, and every
 //           line of x is fetched dim / 16 times if x is larger than the caches
 

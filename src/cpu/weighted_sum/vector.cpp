@@ -1,13 +1,11 @@
 // The weighted sum arranged for the machine. Three changes to naive.cpp, one idea each:
 //
-//   lanes    32 sums side by side instead of one: independent, so the compiler makes vectors of
-//   them
-//            and no addition waits for another; they are added in a fixed order at the end of a row
+//   lanes    32 sums side by side instead of one: independent, so the compiler makes vectors, and
+//            no addition waits for another; they are added in a fixed order at the end of a row
 //   rows     backward visits each row once, while it is in the first cache: dx is written and dw
 //            collected in the same visit, along the row and not down a column
-//   threads  rows are cut into chunks, a chunk is a task; each chunk sums its own dw, and the
-//   partial
-//            sums are added in order of the chunks, whichever thread was first
+//   threads  rows are cut into chunks, a chunk is a task; each chunk sums its own dw, and these
+//            are added in order of the chunks, whichever thread was first
 //
 // What is left is memory: 2 FLOPs per 4 bytes read. No wider vector makes it faster.
 

@@ -4,29 +4,27 @@ tools/bench_tables.py writes it: docs/speed-light.svg and docs/speed-dark.svg, t
 two palettes.
 """
 
-import json
 import math
 
-RECORDS = "bench/results"
+from bench_records import GPU, cell_of, load, ratios_to_cudnn
+
 GPU_PEERS = (("FlashAttention-2", "papers-torch.flash"), ("cuDNN", "papers-torch.cudnn"))
-WIDTH, HEIGHT = 960, 285
-PANEL_WIDTH, PANEL_HEIGHT = 210, 190
-LEFT, TOP, STEP = 52, 56, 310
+BY_RATIO = {"FlashAttention-3": "fa3", "FlashAttention-4": "fa4"}  # to cuDNN, on another card
+WIDTH, HEIGHT = 1010, 300
+PANEL_WIDTH, PANEL_HEIGHT = 200, 200
+LEFT, TOP, STEP = 52, 56, 328
 LABEL_GAP = 13  # pixels between the labels of two lines
 OURS = "FlashLab"
-SHORT = {"FlashAttention-2": "FA-2"}  # beside the lines
+SHORT = {f"FlashAttention-{n}": f"FA-{n}" for n in (2, 3, 4)}  # beside the lines
 # Colours that stay apart for colour-blind readers, with enough contrast on either ground.
 PALETTES = {
     "light": {"ground": "#ffffff", "text": "#1f2328", "quiet": "#59636e", "grid": "#d8dee4",
-              OURS: "#0550ae", "FlashAttention-2": "#9a5b00", "cuDNN": "#3f6f21"},
+              OURS: "#0550ae", "FlashAttention-2": "#9a5b00", "cuDNN": "#3f6f21",
+              "FlashAttention-3": "#8a3ffc", "FlashAttention-4": "#b4235a"},
     "dark": {"ground": "#0d1117", "text": "#e6edf3", "quiet": "#9198a1", "grid": "#2f353d",
-             OURS: "#6cb6ff", "FlashAttention-2": "#f0a747", "cuDNN": "#8ddb8c"},
+             OURS: "#6cb6ff", "FlashAttention-2": "#f0a747", "cuDNN": "#8ddb8c",
+             "FlashAttention-3": "#c8a2ff", "FlashAttention-4": "#ff8fab"},
 }
-
-
-def load(path):
-    with open(f"{RECORDS}/{path}.json", encoding="utf-8") as stream:
-        return json.load(stream)
 
 
 def rate(row, milliseconds):
@@ -48,18 +46,23 @@ def curves(documents, **wanted):
         if OURS not in out or document is newest:
             out[OURS] = [(r["seqlen_q"], rate(r, r["flashlab_ms"])) for r in rows]
         out[peer] = [(r["seqlen_q"], rate(r, r["torch_ms"])) for r in rows]
+        if peer == "cuDNN":
+            ratios = ratios_to_cudnn()
+            for name, short in BY_RATIO.items():
+                out[name] = [(r["seqlen_q"], rate(r, r["torch_ms"] * ratios[cell_of(r)][short]))
+                             for r in rows]
     return out
 
 
 def panels():
-    gpu = [(name, load(f"gpu/h200-{file}")) for name, file in GPU_PEERS]
+    gpu = [(name, load(f"{GPU}-{file}.json")) for name, file in GPU_PEERS]
     name = gpu[0][1]["environment"]["gpu"].replace("NVIDIA ", "")
     made = []
     for which, mask in (("forward", "none"), ("forward", "causal-top-left"),
                         ("backward", "none")):
         causal = mask != "none"
         lines = curves(gpu, dtype="bf16", head_dim=128, mask=mask, **{"pass": which})
-        made.append((f"{name}, bf16 {which}, d 128" + (", causal" if causal else ""),
+        made.append((f"{name}, {which}, " + ("causal" if causal else "full"),
                      lines))
     return made
 
@@ -93,7 +96,7 @@ def panel(x, title, lines, colours):
     across = lambda s: x + PANEL_WIDTH * (math.log2(s) - low) / (high - low)
     down = lambda r: TOP + PANEL_HEIGHT * (1 - r / top)
     out = [f'<text x="{x}" y="{TOP - 30}" class="title">{title}</text>',
-           f'<text x="{x}" y="{TOP - 14}" class="quiet">TFLOP/s over sequence length</text>']
+           f'<text x="{x}" y="{TOP - 14}" class="quiet">TFLOP/s, higher is better</text>']
     for n in range(round(top / step) + 1):
         y = down(n * step)
         out.append(f'<line x1="{x}" y1="{y:.1f}" x2="{x + PANEL_WIDTH}" y2="{y:.1f}" '
@@ -107,13 +110,14 @@ def panel(x, title, lines, colours):
     for name, points in lines.items():
         path = " ".join(f"{across(s):.1f},{down(r):.1f}" for s, r in points)
         width = 3 if name == OURS else 1.75
+        dashes = ' stroke-dasharray="5 3"' if name in BY_RATIO else ""
         out.append(f'<polyline points="{path}" fill="none" stroke="{colours[name]}" '
-                   f'stroke-width="{width}"/>')
+                   f'stroke-width="{width}"{dashes}/>')
         out += [f'<circle cx="{across(s):.1f}" cy="{down(r):.1f}" r="{width}" '
                 f'fill="{colours[name]}"/>' for s, r in points]
         out.append(f'<text x="{x + PANEL_WIDTH + 7}" y="{labels[name] + 4:.1f}" '
                    f'fill="{colours[name]}" class="{"ours" if name == OURS else "peer"}">'
-                   f'{SHORT.get(name, name)}</text>')
+                   f'{SHORT.get(name, name)} {points[-1][1]:.0f}</text>')
     return out
 
 

@@ -15,7 +15,7 @@ import sys
 import bench_ladder
 import bench_picture
 import bench_sequences
-from bench_records import GPU, find, load, recorded_on
+from bench_records import GPU, cell_of, find, load, ratios_to_cudnn
 
 FRONT = "zen5-2threads"  # the machine of the README's table
 
@@ -124,15 +124,16 @@ def gpu_front():
     documents = {name: load(f"{GPU}-{name}.json")
                  for name in ("papers-torch.flash", "papers-torch.cudnn", "fp32-torch.efficient",
                               "fp32-torch.math")}
-    lines = ["| | TFLOP/s | FlashAttention-2 | cuDNN | memory-efficient | math |",
-             "|---|---:|---:|---:|---:|---:|"]
+    lines = ["| | TFLOP/s | FlashAttention-3 | FlashAttention-4 | cuDNN | FlashAttention-2 | "
+             "memory-efficient | math |", "|---|" + "---:|" * 7]
+    to_cudnn = ratios_to_cudnn()
     for label, dtype, which, dims in (("bf16 forward", "bf16", "forward", (64, 128, 256)),
                                       ("bf16 backward, head dims 64 and 128", "bf16", "backward",
                                        (64, 128)),
                                       ("bf16 backward, head dim 256", "bf16", "backward", (256,)),
                                       ("fp32 forward", "fp32", "forward", None),
                                       ("fp32 backward", "fp32", "backward", None)):
-        cells, rates = [], []
+        cells, rates = {}, []
         # Ours of the newest record: others are of earlier commits.
         newest = max((d for d in documents.values()
                       if any(r["dtype"] == dtype for r in d["results"])),
@@ -143,9 +144,14 @@ def gpu_front():
                     and (dims is None or r["head_dim"] in dims)]
             if document is newest:
                 rates += [round(tflops(r)) for r in rows]
-            cells.append(f"{geometric_mean([r['torch_over_flashlab'] for r in rows]):.2f}x"
-                         if rows else "")
-        lines.append(f"| {label} | {span(rates)} | " + " | ".join(cells) + " |")
+            mean = lambda values: f"{geometric_mean(values):.2f}x" if rows else ""
+            cells[name] = mean([r["torch_over_flashlab"] for r in rows])
+            if name == "papers-torch.cudnn":
+                cells |= {peer: mean([r["torch_over_flashlab"] * to_cudnn[cell_of(r)][peer]
+                                      for r in rows]) for peer in ("fa3", "fa4")}
+        order = ("fa3", "fa4", "papers-torch.cudnn", "papers-torch.flash", "fp32-torch.efficient",
+                 "fp32-torch.math")
+        lines.append(f"| {label} | {span(rates)} | " + " | ".join(cells[n] for n in order) + " |")
     e = documents["papers-torch.cudnn"]["environment"]
     command = documents["papers-torch.cudnn"]["command"].split(" --json")[0]
     columns = {}  # commit: what was measured with it
@@ -155,13 +161,15 @@ def gpu_front():
             f"{'bf16' if grid == 'papers' else 'fp32'} {peer}")
     commits = ", ".join(f"commit {commit}" + (f" ({', '.join(what)})" if len(columns) > 1 else "")
                         for commit, what in columns.items())
-    lines += ["", "A peer's time over ours, geometric mean. bf16: the papers' grid (16k tokens, "
-              "hidden size 2048, head dims 64 to 256, S 512 to 16k, full and causal); fp32 `ieee`: "
-              "batch 8, one head, head dims 16 to 128, S 1k to 16k, causal. "
-              f"{documents['papers-torch.cudnn']['peer'].split(' torch.')[0]}, {e['gpu']}, driver "
-              f"{e['driver']}, {e['gpu_clock_mhz']:.0f} MHz, {e['date_utc'][:10]}, {commits}: "
-              f"`{command}`, and `--grid fp32`. "
-              "TFLOP/s are the newest record's. bf16 is `sm90`'s and fp32 `sm80`'s."]
+    pytorch = documents["papers-torch.cudnn"]["peer"].split(" torch.")[0]
+    lines += ["", "2.15x: the peer takes 2.15 times as long as FlashLab (geometric mean). "
+              "bf16 is the papers' grid: 16k tokens, hidden size 2048, head dims 64 to 256, S 512 "
+              "to 16k, full and causal. fp32 is `ieee`: batch 8, one head, head dims 16 to 128, S "
+              "1k to 16k, causal. The kernels `sm90` compute bf16, `sm80` fp32. FlashAttention-3 "
+              "and 4 were not on this machine: their times follow cuDNN's by the ratio of the "
+              "three on one H100 (`bench/results/gpu/h100-peers.json`).",
+              "", f"{pytorch}, {e['gpu']}, driver {e['driver']}, {e['gpu_clock_mhz']:.0f} MHz, "
+              f"{e['date_utc'][:10]}, {commits}: `{command}`, and `--grid fp32`."]
     return "\n".join(lines)
 
 

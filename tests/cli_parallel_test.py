@@ -376,6 +376,9 @@ class Bench(unittest.TestCase):
             self.assertGreater(row["communication_ms"], 0)
             self.assertGreaterEqual(row["exposed_ms"], 0)
             self.assertGreater(row["step_ms"], row["optimizer_ms"])
+            # What a rank holds is what was planned, and workspace.
+            self.assertEqual(row["held_bytes"], row["predicted_bytes"] + row["bytes"]["scratch"])
+            self.assertAlmostEqual(sum(row["bytes"].values()) / row["held_bytes"], 1, delta=0.03)
         whole = rows["bucket"]["bytes"]["optimizer state"]
         for mode in ("sharded", "zero1", "zero2", "fsdp"):
             self.assertAlmostEqual(rows[mode]["bytes"]["optimizer state"] / whole, 0.5, 2)

@@ -79,6 +79,7 @@ Json row_of_mode(const train::ParallelOptions& parallel, const train::ParallelTi
     out["bytes"][to_string(static_cast<train::Role>(role))] =
         times.bytes[static_cast<std::size_t>(role)];
   }
+  out["bytes"]["scratch"] = times.scratch;
   out["held_bytes"] = times.held;
   out["predicted_bytes"] = times.predicted;
   return out;

@@ -390,11 +390,11 @@ Status CpuExecutor::run(OperationObserver* observer) {
 }
 
 std::int64_t CpuExecutor::held_bytes() const {
-  std::int64_t bytes = parameters_->bytes();
-  for (const AlignedBytes* memory : {&arena_, &persistent_, &scratch_, &widened_, &workspace_}) {
-    bytes += memory->size();
-  }
-  return bytes;
+  return parameters_->bytes() + arena_.size() + persistent_.size() + scratch_bytes();
+}
+
+std::int64_t CpuExecutor::scratch_bytes() const {
+  return scratch_.size() + widened_.size() + workspace_.size();
 }
 
 }  // namespace flashlab::train

@@ -34,6 +34,7 @@ class CpuExecutor final : public StepExecutor {
   Result<std::byte*> gradients() override { return gradient_arena(); }
   const MemoryPlan& memory() const override { return memory_; }
   std::int64_t held_bytes() const override;
+  std::int64_t scratch_bytes() const override;
   /// Where any tensor of the plan lies.
   void* data(TensorId id) const override { return addresses_[static_cast<std::size_t>(id)]; }
 

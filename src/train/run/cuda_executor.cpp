@@ -392,6 +392,16 @@ std::int64_t CudaStepExecutor::held_bytes() const {
   return parameters_->bytes() + workspace_.size();
 }
 
+std::int64_t CudaStepExecutor::scratch_bytes() const {
+  std::int64_t bytes = workspace_.size();
+  for (const int planned :
+       {lowered_.gradients.buffer, lowered_.batch_buffer, lowered_.results_buffer}) {
+    bytes -=
+        static_cast<std::int64_t>(program().buffers()[static_cast<std::size_t>(planned)].bytes);
+  }
+  return bytes;
+}
+
 void* CudaStepExecutor::data(TensorId id) const {
   const std::int64_t offset = lowered_.offsets[static_cast<std::size_t>(id)];
   const bool result = plan_.tensor(id).role == Role::kResult;

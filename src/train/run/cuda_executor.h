@@ -42,6 +42,7 @@ class CudaStepExecutor final : public StepExecutor {
   const StepPlan& plan() const override { return plan_; }
   const MemoryPlan& memory() const override { return memory_; }
   std::int64_t held_bytes() const override;
+  std::int64_t scratch_bytes() const override;
   void* data(TensorId id) const override;
 
   const runtime::Program& program() const { return program_.program(); }

@@ -111,6 +111,7 @@ Result<ParallelTimes> time_on_gpus(const Context& context, const Ranks& ranks, S
     begin(*executor, kTimedSeed);
     out.bytes = executor->memory().peak.bytes;
     out.held = executor->held_bytes();
+    out.scratch = executor->scratch_bytes();
     out.predicted = executor->memory().device_bytes();
     if (Status s = time_list(*executor, ranks, counts, false, with); !s.ok()) return s;
     if (Status s = time_list(*executor, ranks, kLooks, true, phases); !s.ok()) return s;
@@ -159,6 +160,7 @@ Result<ParallelTimes> time_parallel(const Context& context, const Ranks& ranks,
   ParallelTimes out;
   out.bytes = bound->executor->memory().peak.bytes;
   out.held = bound->executor->held_bytes();
+  out.scratch = bound->executor->scratch_bytes();
   out.predicted = bound->executor->memory().device_bytes();
   Result<std::unique_ptr<StepExecutor>> alone =
       make_executor(context, std::move(silent), *bound->parameters);

@@ -21,7 +21,8 @@ struct ParallelTimes {
       0;                  ///< on GPUs: forward and backward with what is sent; of the slowest rank
   RoleBytes bytes{};      ///< of a rank at its peak
   std::int64_t held = 0;  ///< what a rank allocated
-  std::int64_t predicted = 0;  ///< of it by plan, scratch apart
+  std::int64_t predicted = 0;  ///< of it by plan
+  std::int64_t scratch = 0;    ///< and the operations' workspace
   double exposed_ms() const { return step_ms > without_ms ? step_ms - without_ms : 0; }
 };
 

@@ -39,6 +39,8 @@ class StepExecutor {
   virtual const MemoryPlan& memory() const = 0;
   /// Memory of the device that step and parameters hold, scratch included.
   virtual std::int64_t held_bytes() const = 0;
+  /// Of it the workspace of operations, which is no tensor's: products', attention's, sums'.
+  virtual std::int64_t scratch_bytes() const = 0;
 
   /// Host memory of a tensor of the batch, which the next run() reads, or of a result, which is
   /// there after wait(); null on a GPU for the loss of every token where the step learns. The

@@ -29,7 +29,8 @@ PAPERS = [(dim, length) for dim in (64, 128, 256) for length in (512, 2048, 8192
 FEATURES = {"window": ["--causal", "--window", "1024,0"],
             "softcap": ["--causal", "--softcap", "30"],
             "alibi": ["--causal", "--alibi"], "dropout": ["--causal", "--dropout", "0.1"]}
-STEPS = {"small": ("4", "512"), "medium": ("4", "512"), "gpt2": ("16", "1024")}
+STEPS = [("small", "4", "512"), ("medium", "4", "512"), ("large", "4", "512"),
+         ("gpt2", "16", "1024"), ("gpt2", "64", "1024")]
 LABELS = ("implementation", "pass", "dtype", "batch", "heads_q", "heads_k", "seqlen_q", "head_dim",
           "mask", "window", "softcap", "alibi", "dropout", "model", "mode", "context", "precision")
 
@@ -50,7 +51,7 @@ def series():
                      for dim in (64, 128) for flags in FEATURES.values()],
         "step": [["bench", "step", "--device", "cuda", "--size", size, "--batch", batch,
                   "--context", context, "--precision", "bf16", "--mode", "full"]
-                 for size, (batch, context) in STEPS.items()],
+                 for size, batch, context in STEPS],
     }
 
 

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <set>
 #include <string>
 #include <utility>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "api/backend.h"
+#include "cuda/kernels/sm90/backward/launch_arguments.h"
 #include "cuda/kernels/sm90/backward/plan.h"
 #include "cuda_described_plan.h"
 #include "runtime/program/program.h"
@@ -125,6 +128,33 @@ TEST(Sm90Backward, BlocksStayAtHeadDim64AndInShortWindows) {
   EXPECT_EQ(blocks(128, 8192, Window{1024, 0}), 100u);
   EXPECT_EQ(blocks(128, 8192, Window{1024, 1024}), 8u * 16 * 64);
   EXPECT_EQ(blocks(128, 8192, Window{.left = 1024}), 8u * 16 * 64);
+}
+
+// Of few tiles the longest of the last heads come first; of many, heads follow one another.
+TEST(Sm90Backward, FewCausalTilesOfBlocksThatStayEndWithASection) {
+  const auto order = [](std::int64_t heads, std::int64_t seqlen) {
+    Options options = named();
+    options.causal = Causal::kBottomRight;
+    const Problem problem = testing::described_problem(
+        DType::kBf16, Pass::kBackward,
+        {.batch = 1, .seqlen_q = seqlen, .seqlen_k = seqlen, .heads = heads, .dim = 64}, options);
+    const auto made = testing::plan_on(plan_sm90_backward, "sm_90a", problem);
+    device::KeyOrder out{};
+    if (made == nullptr) return out;
+    const auto& work = std::get<runtime::KernelWork>(made->program()->steps()[1].work);
+    std::memcpy(&out,
+                work.parameters.bytes().data() + offsetof(device::Sm90BackwardArguments, order),
+                sizeof out);
+    return out;
+  };
+  EXPECT_EQ(order(48, 512).alone, 0);
+  EXPECT_GE(order(48, 512).section, 48);
+  EXPECT_EQ(order(100, 512).alone, 100);
+  EXPECT_LT(order(64, 1024).alone, 64);
+  EXPECT_EQ(order(68, 1024).alone, 68);
+  const device::KeyOrder large = order(16, 4096);
+  EXPECT_EQ(large.alone + large.section, 16);
+  EXPECT_GT(large.alone, 0) << "as many heads as L2 holds";
 }
 
 TEST(Sm90KeyOrder, HasEveryTileAndEveryQueryHeadOnce) {

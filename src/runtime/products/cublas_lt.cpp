@@ -246,12 +246,12 @@ CublasLtChoice CublasLt::fastest(const Product& product, const std::string& key,
                                  PreparedProduct described,
                                  const std::vector<CublasLtChoice>& candidates) const {
   const DeviceInfo& gpu = device_->info();
-  const KernelKey entry{
-      .sources = version(),
-      .name = "product",
-      .config = key,
-      .options = fmt::format("{} driver {}, in graphs", gpu.name, device_->driver().version()),
-      .architecture = gpu.architecture()};
+  const KernelKey entry{.sources = version(),
+                        .name = "product",
+                        .config = key,
+                        .options = fmt::format("{} driver {}, in graphs, b from memory", gpu.name,
+                                               device_->driver().version()),
+                        .architecture = gpu.architecture()};
   const KernelCache cache = KernelCache::of_user();
   if (const auto kept = cache.find(entry); kept.ok() && *kept) {
     // Only what the library offers is run, whatever the file says.

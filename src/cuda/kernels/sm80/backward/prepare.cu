@@ -110,11 +110,12 @@ __device__ void prepare(const BackwardArguments& args, const QueryPlace<Config>&
     // All lanes take part in the sum; rows that do not exist repeat the last one.
     const int known = exists ? row : shape.seqlen_q - 1;
     const Int64 copy_row = place.row(shape, head_index, known);
-    const float sum = product_of_row<Config>(args, batch, head, known, copy_row, lane);
-    if (lane % kLanes != 0) continue;
+    // On its way beside the row: few tiles wait for memory alone.
     const float lse = static_cast<const float*>(
         args.lse.data)[batch * args.lse.batch_stride + head * args.lse.head_stride +
                        known * args.lse.row_stride];
+    const float sum = product_of_row<Config>(args, batch, head, known, copy_row, lane);
+    if (lane % kLanes != 0) continue;
     float d_lse = 0;
     if constexpr (Config::kLseGradient) {
       d_lse = static_cast<const float*>(

@@ -28,7 +28,8 @@ constexpr int kWarpgroupThreads = 128;
 constexpr std::int64_t kMaxRaggedHeads = 65535;  // the second extent of a launch (CUDA's limit)
 constexpr std::int64_t kShortWindow = 2048;      // queries of a group's heads that see a key
 // MEASURED (H200, 2026-11-28, NOTES.md): sections of as many key heads as keep a query head each in
-// so many tenths of L2; with one head a group and so few keys the last section alone.
+// so many tenths of L2; with one head a group and so few keys the last section alone. Blocks that
+// stay: that one as large as L2 lets it be, of fewer tiles for each multiprocessor (few_tiles).
 constexpr int kMaxSection = 16, kSectionTenths = 4;
 constexpr std::int64_t kShortCausal = 2048;
 constexpr int kFinishColumns = 16;  // of dQ, for each of finish's warps: whole 16-byte stores
@@ -105,10 +106,16 @@ bool is_causal(const Geometry& g) {
   return g.bounds.right < g.bounds.kUnbounded && g.bounds.left == g.bounds.kUnbounded;
 }
 
+// How many tiles of a head of `tiles` are few: what the longest one costs at the end of a call
+// grows with it, what a section's zeros and late `finish` cost does not.
+constexpr std::int64_t few_tiles(std::int64_t tiles) {
+  return tiles < 8 ? 3 : 4;
+}
+
 // Sections where causal tiles differ much: a group of query heads makes each as many times as long.
-// Blocks that stay and have one head a group take as long either way where sequences are as long as
-// one another. Of a ragged call a head has the slots of all sequences, and `length`, of a sequence,
-// is known on the average alone.
+// Blocks that stay and have many tiles of one head a group take as long either way where sequences
+// are as long as one another; of few tiles the last ones count. Of a ragged call a head has the
+// slots of all sequences, and `length`, of a sequence, is known on the average alone.
 device::KeyOrder choose_order(const Geometry& g, const Sm90BackwardTiling& t, std::int64_t heads,
                               std::int64_t tiles, std::int64_t length, const DeviceInfo& device,
                               const device::KeyParts& parts) {
@@ -119,17 +126,19 @@ device::KeyOrder choose_order(const Geometry& g, const Sm90BackwardTiling& t, st
   order.tiles = static_cast<int>(tiles);
   order.alone = order.heads;
   order.section = 1;
-  const bool grouped = g.group() > 1, stays = t.key_stages > 1;
+  const bool grouped = g.group() > 1, single = t.key_stages > 1 && !grouped && !t.ragged;
   if (t.parts) {
     order.alone = 0, order.section = order.heads;
     return order;
   }
-  if (!is_causal(g) || (stays && !grouped && !t.ragged)) return order;
+  const bool few = heads * tiles < few_tiles(tiles) * device.multiprocessors;
+  if (!is_causal(g) || (single && !few)) return order;
   constexpr std::int64_t kElementBytes = 2 + 2 + 4;  // Q and dO in 16 bits, dQ in fp32
   const std::int64_t fit = device.l2_bytes * kSectionTenths / 10;
   const std::int64_t head_bytes = length * t.tile_dim * kElementBytes;
-  while (order.section < kMaxSection && 2 * order.section * head_bytes <= fit) order.section *= 2;
-  const bool all = grouped || t.ragged || g.seqlen_k > kShortCausal;
+  const int most = single ? order.heads : kMaxSection;
+  while (order.section < most && 2 * order.section * head_bytes <= fit) order.section *= 2;
+  const bool all = grouped || t.ragged || (g.seqlen_k > kShortCausal && !single);
   order.alone = all ? 0 : std::max(order.heads - order.section, 0);
   return order;
 }

@@ -64,6 +64,11 @@ class UnderMpirun(unittest.TestCase):
                 self.assertEqual(row["status"], "ok", row)
                 self.assertIn("by mpi", row["plan"])
 
+    def test_check_parallel_finds_one_ranks_bits(self):
+        got = mpirun(2, program(), "check", "parallel", "--quick", "--transport", "mpi")
+        self.assertEqual(got.returncode, 0, got.stdout + got.stderr)
+        self.assertRegex(got.stdout, r"\n(\d+) of \1 give the bits of one rank")
+
     def test_training_has_the_bits_of_one_rank(self):
         with tempfile.TemporaryDirectory() as folder:
             words = [*TRAIN, *short_text(folder), "--steps", "10", "--save-every", "10", "--output"]

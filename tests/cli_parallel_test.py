@@ -203,6 +203,17 @@ class Training(unittest.TestCase):
                       "--tokens", "4")
             self.assertEqual(got.returncode, 0, got.stderr)
 
+    def test_a_rank_out_of_memory_is_named_with_what_it_asked_for(self):
+        large = ["train", "--device", "cpu", "--layers", "8", "--width", "512", "--heads", "8",
+                 "--context", "64", "--batch", "4", "--output", self.path("large"), *self.text]
+        command = " ".join([program(), *large])
+        got = launch(2, "--", "sh", "-c",
+                     f"[ $RANK = 1 ] && ulimit -v 100000; exec {command}")
+        self.assertEqual(got.returncode, 1, got.stderr)
+        self.assertRegex(got.stderr, r"^flashlab: rank 1 of 2 \(process \d+ on \S+\) ended with "
+                                     r"exit code 1: [a-z ]+: got \d+ bytes asked for, .*\n$")
+        self.assertFalse(os.path.exists(self.path("large")))
+
     def test_a_damaged_checkpoint_is_named_by_all_ranks_together(self):
         self.train("run", 2)
         for name in ("model", "optimizer"):

@@ -192,6 +192,13 @@ class Collective(unittest.TestCase):
             self.assertEqual(got.returncode, 2, got.stderr)
             self.assertIn(text, got.stderr)
             self.assertIn("unset RANK", got.stderr)
+        # Half of four ranks: the others are on another host.
+        hosts = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+                 "MASTER_ADDR": "localhost", "MASTER_PORT": "23456"}
+        got = run(*BENCH, env={**os.environ, **hosts})
+        self.assertEqual(got.returncode, 2, got.stderr)
+        self.assertIn("ranks: got 4 on 2 hosts or more", got.stderr)
+        self.assertIn("expected all ranks on one host", got.stderr)
         got = launch(2, *BENCH, "--ranks", "4")
         self.assertEqual(got.returncode, 2)
         self.assertEqual(got.stderr, "flashlab: --ranks 4 beside the 2 ranks that flashlab launch "

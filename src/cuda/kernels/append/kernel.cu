@@ -1,10 +1,11 @@
 // Rows into a cache, and queries turned beside them.
 //
 // One warp takes one head of one row at a time: rows of k first, then those of v, then queries; a
-// loop over them, so that any number fits the grid. Bound by the latency of three dependent reads
-// (length, page, row). A sequence whose length leaves no room, whose positions leave the tables, or
-// whose entry is not there is written nothing of, as is a row whose page is not there; its length
-// afterwards is then beyond its capacity, which attention answers with NaN.
+// loop over them, so that any number fits the grid. Bound by the latency of dependent reads: what
+// needs no length is fetched into L2 while the length is on its way. A sequence whose length leaves
+// no room, whose positions leave the tables, or whose entry is not there is written nothing of, as
+// is a row whose page is not there; its length afterwards is then beyond its capacity, which
+// attention answers with NaN.
 //
 // Config: Element kElement (of keys, values and queries), Element kTable (of the rotary tables).
 
@@ -12,6 +13,7 @@
 #include "config_types.h"
 #include "ptx/convert.h"
 #include "ptx/dependency.h"
+#include "ptx/memory.h"
 
 namespace flashlab::device {
 
@@ -123,11 +125,13 @@ __device__ inline void copy_head(const void* from, Int64 from_at, void* to, Int6
   const char* source = static_cast<const char*>(from) + from_at * kBytes;
   char* target = static_cast<char*>(to) + to_at * kBytes;
   if (vectors) {
+#pragma unroll 1
     for (int n = lane * 16; n < columns * kBytes; n += kWarpLanes * 16) {
       *reinterpret_cast<uint4*>(target + n) = *reinterpret_cast<const uint4*>(source + n);
     }
     return;
   }
+#pragma unroll 1
   for (int n = lane; n < columns; n += kWarpLanes) {
     if constexpr (kBytes == 4) {
       reinterpret_cast<float*>(target)[n] = reinterpret_cast<const float*>(source)[n];
@@ -142,6 +146,7 @@ __device__ inline void copy_head(const void* from, Int64 from_at, void* to, Int6
 /// be `from`: a lane reads its pair before it writes it.
 __device__ inline void turn_head(const AppendArguments& args, Int64 position, const void* from,
                                  Int64 from_at, void* to, Int64 to_at, int lane) {
+#pragma unroll 1
   for (int n = lane; n < args.pairs; n += kWarpLanes) {
     const int first = args.interleaved != 0 ? 2 * n : n;
     const int second = args.interleaved != 0 ? 2 * n + 1 : n + args.pairs;
@@ -156,51 +161,80 @@ __device__ inline void turn_head(const AppendArguments& args, Int64 position, co
   copy_head(from, from_at + rest, to, to_at + rest, args.columns - rest, false, lane);
 }
 
-/// One head of one new row.
-__device__ inline void append_head(const AppendArguments& args, bool keys, Int64 row, int head,
-                                   int lane) {
-  const RowOf of = row_of(args.offsets_new, args.rows_new, args.each_new, args.batch, row);
-  if (!of.inside) return;
-  const Appended sequence = appended(args, of.sequence);
-  if (!sequence.fits) return;
-  const Rows& cache = keys ? args.k : args.v;
-  const Rows& rows = keys ? args.k_new : args.v_new;
-  Int64 to = cache_offset(args, cache, of.sequence, sequence.length + of.index);
-  if (to < 0) return;
-  to += head * cache.head_stride;
-  const bool ragged = args.offsets_new.data != nullptr;
-  const Int64 from = of.sequence * rows.batch_stride + (ragged ? row : of.index) * rows.row_stride +
-                     head * rows.head_stride;
-  if (!keys) {
-    copy_head(rows.data, from, cache.data, to, args.columns_v, args.vectors_v != 0, lane);
-  } else if (args.cos == nullptr) {
-    copy_head(rows.data, from, cache.data, to, args.columns, args.vectors != 0, lane);
-  } else {
-    turn_head(args, sequence.position + of.index, rows.data, from, cache.data, to, lane);
+/// What a warp does: one head of one row.
+enum class Task { kKey, kValue, kQuery };
+
+/// Asks for what is read once a length is known, while the length is on its way: the row, and as
+/// much of the sequence's line of the page table as a warp has lanes for.
+__device__ inline void fetch_beside_length(const AppendArguments& args, const void* row, int bytes,
+                                           int sequence, int lane) {
+  constexpr int kLineBytes = 128, kLinePages = kLineBytes / 4;
+  if (lane * kLineBytes < bytes) {
+    ptx::fetch_line(static_cast<const char*>(row) + lane * kLineBytes);
+  }
+  if (args.block_table != nullptr && lane * kLinePages * args.page_size < args.capacity) {
+    ptx::fetch_line(args.block_table + sequence * args.table_stride + lane * kLinePages);
   }
 }
 
-/// One head of one query. A position that the tables have not gives NaN.
-__device__ inline void turn_query(const AppendArguments& args, Int64 row, int head, int lane) {
-  const RowOf of = row_of(args.offsets_q, args.rows_q, args.each_q, args.batch, row);
+/// One head of one new row, or of one query. A position that the tables have not gives a query of
+/// NaN.
+__device__ inline void append_head(const AppendArguments& args, Task task, Int64 row, int head,
+                                   int lane) {
+  constexpr int kBytes = Config::kElement == Element::kFp32 ? 4 : 2;
+  const bool query = task == Task::kQuery;
+  const Indices& offsets = query ? args.offsets_q : args.offsets_new;
+  const RowOf of = row_of(offsets, query ? args.rows_q : args.rows_new,
+                          query ? args.each_q : args.each_new, args.batch, row);
   if (!of.inside) return;
-  const Int64 position =
-      appended(args, of.sequence).position + (args.consecutive != 0 ? of.index : 0);
-  const Int64 inside = args.offsets_q.data != nullptr ? row : of.index;
-  const auto offset = [&](const Rows& rows) {
-    return of.sequence * rows.batch_stride + inside * rows.row_stride + head * rows.head_stride;
+  const Rows& rows = query ? args.q : (task == Task::kKey ? args.k_new : args.v_new);
+  const Int64 inside = offsets.data != nullptr ? row : of.index;
+  const auto offset = [&](const Rows& in) {
+    return of.sequence * in.batch_stride + inside * in.row_stride + head * in.head_stride;
   };
-  const Int64 from = offset(args.q), to = offset(args.q_turned);
-  if (position >= 0 && position < args.table_rows) {
-    return turn_head(args, position, args.q.data, from, args.q_turned.data, to, lane);
+  const Int64 from = offset(rows);
+  const int columns = task == Task::kValue ? args.columns_v : args.columns;
+  fetch_beside_length(args, static_cast<const char*>(rows.data) + from * kBytes, columns * kBytes,
+                      of.sequence, lane);
+  const Appended sequence = appended(args, of.sequence);
+  const bool turns = args.cos != nullptr && task != Task::kValue;
+  const Int64 position = sequence.position + (!query || args.consecutive != 0 ? of.index : 0);
+  const bool in_tables = position >= 0 && position < args.table_rows;
+  if (turns && in_tables && lane < 2) {
+    constexpr int kTableBytes = Config::kTable == Element::kFp32 ? 4 : 2;
+    ptx::fetch_line(static_cast<const char*>(lane == 0 ? args.cos : args.sin) +
+                    position * (lane == 0 ? args.cos_stride : args.sin_stride) * kTableBytes);
   }
-  for (int n = lane; n < args.columns; n += kWarpLanes) {
-    store_element<Config::kElement>(args.q_turned.data, to + n, kNotANumber);
+  void* target = args.q_turned.data;
+  Int64 to = 0;
+  if (query) {
+    to = offset(args.q_turned);
+    if (!in_tables) {
+#pragma unroll 1
+      for (int n = lane; n < columns; n += kWarpLanes) {
+        store_element<Config::kElement>(target, to + n, kNotANumber);
+      }
+      return;
+    }
+  } else {
+    if (!sequence.fits) return;
+    const Rows& cache = task == Task::kKey ? args.k : args.v;
+    to = cache_offset(args, cache, of.sequence, sequence.length + of.index);
+    if (to < 0) return;
+    to += head * cache.head_stride;
+    target = cache.data;
+  }
+  if (turns) {
+    turn_head(args, position, rows.data, from, target, to, lane);
+  } else {
+    copy_head(rows.data, from, target, to, columns,
+              (task == Task::kKey ? args.vectors : args.vectors_v) != 0, lane);
   }
 }
 
 /// The rows that each sequence's cache has now.
 __device__ inline void write_lengths(const AppendArguments& args) {
+#pragma unroll 1
   for (int b = threadIdx.x; b < args.batch; b += kAppendThreads) {
     const Appended sequence = appended(args, b);
     const Int64 after = sequence.fits ? sequence.length + sequence.count : args.capacity + 1;
@@ -219,17 +253,17 @@ extern "C" __global__ void __launch_bounds__(flashlab::device::kAppendThreads)
     flash_append(const __grid_constant__ flashlab::device::AppendArguments args) {
   using namespace flashlab::device;
   flashlab::ptx::launch_dependents();  // 'decode', which waits for what is written here
-  if (blockIdx.x == 0 && args.used_after.data != nullptr) write_lengths(args);
+  // A block of its own: nobody's rows wait for the lengths of a batch.
+  const int blocks = static_cast<int>(gridDim.x) - (args.used_after.data != nullptr ? 1 : 0);
+  if (static_cast<int>(blockIdx.x) == blocks) return write_lengths(args);
   const int lane = threadIdx.x % kWarpLanes, warps = kAppendThreads / kWarpLanes;
   const Int64 heads = args.rows_new * args.heads_k, queries = args.rows_q * args.heads_q;
-  for (Int64 task = static_cast<Int64>(blockIdx.x) * warps + threadIdx.x / kWarpLanes;
-       task < 2 * heads + queries; task += static_cast<Int64>(gridDim.x) * warps) {
-    if (task < 2 * heads) {
-      const Int64 of = task % heads;
-      append_head(args, task < heads, of / args.heads_k, static_cast<int>(of % args.heads_k), lane);
-    } else {
-      const Int64 of = task - 2 * heads;
-      turn_query(args, of / args.heads_q, static_cast<int>(of % args.heads_q), lane);
-    }
+#pragma unroll 1
+  for (Int64 n = static_cast<Int64>(blockIdx.x) * warps + threadIdx.x / kWarpLanes;
+       n < 2 * heads + queries; n += static_cast<Int64>(blocks) * warps) {
+    const Task task = n < heads ? Task::kKey : (n < 2 * heads ? Task::kValue : Task::kQuery);
+    const Int64 of = n - (task == Task::kKey ? 0 : (task == Task::kValue ? heads : 2 * heads));
+    const int in_row = task == Task::kQuery ? args.heads_q : args.heads_k;
+    append_head(args, task, of / in_row, static_cast<int>(of % in_row), lane);
   }
 }

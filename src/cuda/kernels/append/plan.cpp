@@ -139,7 +139,8 @@ runtime::Step append_step(const AppendTensors& tensors, const AppendOptions& opt
   const std::int64_t heads =
       2 * arguments.rows_new * arguments.heads_k + arguments.rows_q * arguments.heads_q;
   const std::int64_t blocks =
-      std::clamp<std::int64_t>((heads + kHeadsPerBlock - 1) / kHeadsPerBlock, 1, kMaxBlocks);
+      std::clamp<std::int64_t>((heads + kHeadsPerBlock - 1) / kHeadsPerBlock, 1, kMaxBlocks) +
+      (arguments.used_after.data != nullptr ? 1 : 0);  // it writes the lengths
   const DType element = tensors.k.spec.dtype;
   const DType table = tensors.rotary_cos ? tensors.rotary_cos->spec.dtype : element;
   return {.name = "flash_append",

@@ -118,12 +118,14 @@ TEST(Sm90Caches, AreNotNeededForKeysToBeSharedOut) {
   }
 }
 
-TEST(Sm90Caches, LeaveWhatTheyLackToDecode) {
-  EXPECT_EQ(name_of(cached({.page_size = 4})), "decode");
+TEST(Sm90Caches, LeaveWhatTheyLackToDecodeOrSm80) {
+  EXPECT_EQ(name_of(cached({.queries = 128, .page_size = 4})), "decode");
+  EXPECT_EQ(name_of(cached({.queries = 129, .page_size = 4})), "sm80");
+  EXPECT_EQ(name_of(cached({.page_size = 4}, {.deterministic = true})), "decode");
   EXPECT_THAT(refusal(cached({.page_size = 4})), HasSubstr("a multiple of 8"));
   Problem padded = cached({});
   padded.leftpad_k = contiguous_spec(DType::kInt32, {1}, padded.q.device);
-  EXPECT_EQ(name_of(padded), "decode");
+  EXPECT_EQ(name_of(padded), "sm80");
   EXPECT_THAT(refusal(padded), HasSubstr("leftpad_k of implementation 'sm90'"));
   padded = cached({.page_size = 0});
   padded.leftpad_k = contiguous_spec(DType::kInt32, {1}, padded.q.device);

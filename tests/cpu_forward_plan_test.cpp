@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -190,6 +191,23 @@ TEST(CpuForwardPlan, RunsRepeatBitForBit) {
         ASSERT_EQ(again.o, first.o);
         ASSERT_EQ(again.lse, first.lse);
       }
+    }
+  }
+}
+
+// A row's powers are taken beside the products of other rows where a tile has some: 5 rows have
+// none beside them, 53 have whole strips and a rest. 582 keys are no whole pairs of vectors.
+TEST(CpuForwardPlan, ARowsBitsDependOnNoOtherRow) {
+  auto context = Context::create({.threads = 1});
+  ASSERT_TRUE(context.ok());
+  for (const DType dtype : {DType::kFp32, DType::kBf16}) {
+    for (const std::int64_t dim : {32, 64, 80}) {
+      Call few({1, 5, 582, 1, 1, dim}, dtype), many({1, 53, 582, 1, 1, dim}, dtype);
+      ASSERT_TRUE(forward(*context, {}, few.tensors()).ok());
+      ASSERT_TRUE(forward(*context, {}, many.tensors()).ok());
+      const auto bytes = static_cast<std::size_t>(5 * dim) * size_of(dtype);
+      EXPECT_EQ(std::memcmp(few.o.data(), many.o.data(), bytes), 0) << to_string(dtype) << dim;
+      EXPECT_EQ(std::memcmp(few.lse.data(), many.lse.data(), 5 * sizeof(float)), 0);
     }
   }
 }

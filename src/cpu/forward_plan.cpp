@@ -195,6 +195,7 @@ ForwardTask ForwardPlan::task_at(std::int64_t index) const {
   task.key_end = std::min(task.key_begin + split_keys, call.seqlen_k);
   task.split = splits > 1 ? split : -1;
   task.packed = head;
+  task.rows_before = packing == Packing::kOwnHead ? std::min(task.row_begin, call.tile_rows) : 0;
   return task;
 }
 
@@ -274,7 +275,7 @@ Status ForwardPlan::forward(ContextState& context, Stream, const ForwardTensors&
 void choose_tiles(ForwardPlan& plan, const Geometry& g) {
   const bool pairs = plan.table->depth_per == 2;
   const std::int64_t strip = plan.table->strip_rows;
-  plan.call.key_block = pairs && !g.bounds.bounded() ? kMostKeyBlock : 256;
+  plan.call.key_block = pairs ? kMostKeyBlock : 256;
   // AMX's strips of 32 rows are so fast that four of them have to share what a key block costs.
   const std::int64_t rows = plan.table->lanes >= 16 ? 48 : 96;
   const std::int64_t strips = std::max<std::int64_t>(4, rows / strip);

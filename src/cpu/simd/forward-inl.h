@@ -23,6 +23,15 @@ namespace forward_pass {
 /// AMX's.
 constexpr bool kTileMaxima = kStripRows <= 8;
 
+/// Whether a strip's powers are taken beside P V of the strip before, which waits for them: where
+/// 32 registers hold a register tile and leave some. PERF: pairs halve the products and not the
+/// powers; fp32 gains nothing by it, and its weights lie where the next scores go.
+template <class Multiply>
+constexpr bool kBeside = kTileMaxima&& kLanes == 16 && Multiply::kDepthPer == 2;
+/// Strips that have weights at a time.
+template <class Multiply>
+constexpr int kBuffers = kBeside<Multiply> ? 2 : 1;
+
 /// Where the parts of a thread's scratch lie. Elements are 4 bytes in every policy.
 template <class Multiply>
 struct Scratch {
@@ -31,14 +40,15 @@ struct Scratch {
   int64_t sum_stride;    ///< floats from one row of acc to the next
   Element* queries;      ///< [tile_rows up to whole strips, depth(D)]
   float* scores;         ///< [kStripRows, score_stride]
-  Element* weights;      ///< [kStripRows, score_stride] (fp32: the scores themselves)
-  float* sums;           ///< [as queries, sum_stride]: acc, unnormalised O
-  float* row_max;        ///< [strips, kStatistics] in units of S: see power_factor
-  float* lane_sum;       ///< [as queries, kLanes]: parts of each row's sum
-  int64_t* first_key;    ///< [tile_rows]
-  int64_t* end_key;      ///< [tile_rows]
-  Element* keys;         ///< one packed block of K, if the task packs
-  Element* values;       ///< one packed block of V
+  /// [kStripRows, score_stride] (fp32: the scores themselves)
+  Element* weights[kBuffers<Multiply>];
+  float* sums;         ///< [as queries, sum_stride]: acc, unnormalised O
+  float* row_max;      ///< [strips, kStatistics] in units of S: see power_factor
+  float* lane_sum;     ///< [as queries, kLanes]: parts of each row's sum
+  int64_t* first_key;  ///< [tile_rows]
+  int64_t* end_key;    ///< [tile_rows]
+  Element* keys;       ///< one packed block of K, if the task packs
+  Element* values;     ///< one packed block of V
   int64_t values_panel_stride;
   size_t bytes;
 
@@ -58,10 +68,12 @@ struct Scratch {
     };
     queries = static_cast<Element*>(take(strips * kStripRows * depth, 4));
     scores = static_cast<float*>(take(kStripRows * score_stride, 4));
-    if constexpr (Multiply::kDepthPer == 1) {
-      weights = scores;
-    } else {
-      weights = static_cast<Element*>(take(kStripRows * score_stride, 4));
+    for (Element*& buffer : weights) {
+      if constexpr (Multiply::kDepthPer == 1) {
+        buffer = scores;
+      } else {
+        buffer = static_cast<Element*>(take(kStripRows * score_stride, 4));
+      }
     }
     sums = static_cast<float*>(take(strips * kStripRows * sum_stride, 4));
     row_max = static_cast<float*>(take(strips * kStatistics, 4));
@@ -190,15 +202,69 @@ HWY_INLINE float power_factor(const ForwardCall& call) {
   return call.score_factor < 2e38f ? call.score_factor * kLog2E : 3e38f;
 }
 
-/// Scores, softmax and P V of one strip against one key block.
+/// P V of a strip, which may wait until the next strip has its scores.
+template <class Multiply>
+struct ValueProduct {
+  int rows = 0;  ///< 0: nothing waits
+  int64_t columns;
+  int64_t panel_stride;
+  bool started;  ///< whether the strip has sums already
+  TileArguments<Multiply> tile;
+  alignas(64) float rescale[kStatistics];
+
+  template <Start kStart>
+  HWY_INLINE void multiply_now() {
+    multiply_panels<Multiply, kStart>(rows, columns, panel_stride, tile);
+  }
+  HWY_INLINE void finish() {
+    if (rows == 0) return;
+    tile.row_scale = rescale;
+    started ? multiply_now<Start::kScale>() : multiply_now<Start::kZero>();
+    rows = 0;
+  }
+
+  template <Start kStart>
+  HWY_NOINLINE void multiply_beside(const PowersBeside<Multiply>& powers) {
+    TileArguments<Multiply> first = tile;  // whose numbers no store can change
+    first.a_depth_stride = 1;
+    first.b_depth_stride = kPanel;
+    micro_kernel<Multiply, kStripRows, kPanelVectors, kStart>(first, powers);
+    tile.b += panel_stride;
+    tile.c += kPanel;
+    columns -= kPanel;
+    if (columns > 0) multiply_now<kStart>();
+  }
+  /// Takes the next strip's powers too.
+  HWY_INLINE void finish_beside(StripScores<Multiply>& next) {
+    int first = 0;
+    if constexpr (kBeside<Multiply>) {
+      if (rows == kStripRows && columns >= kPanel) {
+        complete_pairs(next);
+        first = PowersBeside<Multiply>::rows_beside(next, tile.depth);
+        const PowersBeside<Multiply> powers{next, first};
+        tile.row_scale = rescale;
+        started ? multiply_beside<Start::kScale>(powers) : multiply_beside<Start::kZero>(powers);
+        rows = 0;
+      }
+    }
+    finish();
+    take_powers(next, first);
+  }
+};
+
+/// Scores and softmax of one strip against one key block, and P V of the strip that waits for it.
+/// The strip's own P V waits in products[buffer].
 template <class Multiply>
 void strip_against_block(const ForwardCall& call, const ForwardTask& task,
                          const Scratch<Multiply>& scratch, const PackedBlock<Multiply>& block,
-                         int64_t strip, bool started, const StripBlock& what) {
+                         int64_t strip, bool started, const StripBlock& what,
+                         ValueProduct<Multiply> (&products)[kBuffers<Multiply>], int buffer) {
   const int64_t depth = depth_of<Multiply>(call.head_dim);
   const int64_t row = strip * kStripRows;
   const int64_t offset = what.first_key - block.begin;  // a multiple of kPanel
   const int64_t padded = align_up(what.columns, kLanes);
+  float* scores = scratch.scores;
+  auto* weights = scratch.weights[buffer];
 
   TileArguments<Multiply> score_tile{};
   score_tile.depth = depth;
@@ -207,7 +273,7 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
   score_tile.a_depth_stride = 1;
   score_tile.b = block.keys + offset * depth;
   score_tile.b_depth_stride = kPanel;
-  score_tile.c = scratch.scores;
+  score_tile.c = scores;
   score_tile.c_row_stride = scratch.score_stride;
   bool trimmed = padded != what.columns;
   for (int i = 0; i < what.rows; ++i) {
@@ -238,50 +304,54 @@ void strip_against_block(const ForwardCall& call, const ForwardTask& task,
   if (call.scores.active) {
     for_rows([&](int i, int64_t head, int64_t position) {
       transform_scores(call.scores, call.score_factor, slope_of(call.scores, task.batch, head),
-                       position, what.first_key, what.columns,
-                       scratch.scores + i * scratch.score_stride);
+                       position, what.first_key, what.columns, scores + i * scratch.score_stride);
     });
   }
-  if (trimmed) apply_band(what, padded, scratch.scores, scratch.score_stride);
+  if (trimmed) apply_band(what, padded, scores, scratch.score_stride);
   if (call.mask.data != nullptr && kMutation != Mutation::kIgnoredMask) {
     const float factor = call.scores.active ? 1.0f : call.score_factor;
     for_rows([&](int i, int64_t head, int64_t position) {
       apply_mask_row(call, task, head, position, what.first_key, what.columns, factor,
-                     scratch.scores + i * scratch.score_stride);
+                     scores + i * scratch.score_stride);
     });
   }
 
-  alignas(64) float rescale[kStatistics];
-  float factor = power_factor(call);
-  if (kMutation == Mutation::kWrongScale) factor *= 1.01f;
-  softmax_strip<Multiply>(what.rows, padded, factor, scratch.scores, scratch.weights,
-                          scratch.score_stride, final_products ? lane_max : nullptr,
-                          scratch.row_max + strip * kStatistics, scratch.lane_sum + row * kLanes,
-                          rescale);
+  StripScores<Multiply> strip_scores{what.rows,
+                                     padded,
+                                     power_factor(call),
+                                     scores,
+                                     weights,
+                                     scratch.score_stride,
+                                     scratch.lane_sum + row * kLanes,
+                                     {},
+                                     {}};
+  if (kMutation == Mutation::kWrongScale) strip_scores.factor *= 1.01f;
+  find_maxima(strip_scores, final_products ? lane_max : nullptr,
+              scratch.row_max + strip * kStatistics);
+  products[kBuffers<Multiply> - 1 - buffer].finish_beside(strip_scores);
   if (call.dropout.row != nullptr) {
     for_rows([&](int i, int64_t head, int64_t position) {
       drop_weights<Multiply>(call.dropout, task.batch, head, position, what.first_key, what.columns,
-                             scratch.weights + i * scratch.score_stride);
+                             weights + i * scratch.score_stride);
     });
   }
 
-  TileArguments<Multiply> value_tile{};
-  value_tile.depth = depth_of<Multiply>(what.columns);
-  value_tile.a = scratch.weights;
-  value_tile.a_row_stride = scratch.score_stride;
-  value_tile.a_depth_stride = 1;
-  value_tile.b = block.values + offset / Multiply::kDepthPer * kPanel;
-  value_tile.b_depth_stride = kPanel;
-  value_tile.c = scratch.sums + row * scratch.sum_stride;
-  value_tile.c_row_stride = scratch.sum_stride;
-  value_tile.row_scale = rescale;
-  if (started) {
-    multiply_panels<Multiply, Start::kScale>(what.rows, call.head_dim_v, block.values_panel_stride,
-                                             value_tile);
-  } else {
-    multiply_panels<Multiply, Start::kZero>(what.rows, call.head_dim_v, block.values_panel_stride,
-                                            value_tile);
-  }
+  ValueProduct<Multiply>& product = products[buffer];
+  product.rows = what.rows;
+  product.columns = call.head_dim_v;
+  product.panel_stride = block.values_panel_stride;
+  product.started = started;
+  memcpy(product.rescale, strip_scores.rescale, sizeof product.rescale);
+  TileArguments<Multiply>& tile = product.tile = {};
+  tile.depth = depth_of<Multiply>(what.columns);
+  tile.a = weights;
+  tile.a_row_stride = scratch.score_stride;
+  tile.a_depth_stride = 1;
+  tile.b = block.values + offset / Multiply::kDepthPer * kPanel;
+  tile.b_depth_stride = kPanel;
+  tile.c = scratch.sums + row * scratch.sum_stride;
+  tile.c_row_stride = scratch.sum_stride;
+  if constexpr (!kBeside<Multiply>) product.finish();
 }
 
 /// O and LSE of a row from its unnormalised sums, or zeros and -inf for an empty row.
@@ -353,6 +423,11 @@ void visit_blocks(const ForwardCall& call, const ForwardTask& task,
   const int64_t rows = task.row_end - task.row_begin;
   const int64_t strips = (rows + kStripRows - 1) / kStripRows;
   uint64_t started = 0;  // one bit per strip; tile_rows <= 64 strips
+  ValueProduct<Multiply> products[kBuffers<Multiply>];
+  int buffer = 0;  // of the next strip
+  const auto finish_all = [&] {
+    for (ValueProduct<Multiply>& product : products) product.finish();
+  };
   int64_t first, end;
   find_visible(call, task, scratch, &first, &end);
   for (int64_t begin = first / call.key_block * call.key_block; begin < end;
@@ -385,14 +460,23 @@ void visit_blocks(const ForwardCall& call, const ForwardTask& task,
       }
       if (block_end >= end && task.split < 0) {
         prefetch_rows(call, task, call.o, call.head_dim_v, r, r + what.rows);
+        if (strip + 1 == strips) {
+          const int64_t next = task.row_begin - task.rows_before;
+          prefetch_rows(call, task, call.q, call.head_dim, next,
+                        smaller(next + kStripRows, task.row_begin));
+        }
       }
       what.first_key = begin + (low - begin) / kPanel * kPanel;
       what.columns = high - what.first_key;
       strip_against_block<Multiply>(call, task, scratch, block, strip, (started >> strip & 1) != 0,
-                                    what);
+                                    what, products, buffer);
       started |= uint64_t{1} << strip;
+      buffer = kBuffers<Multiply> - 1 - buffer;
     }
+    // The next block is packed over this one.
+    if (call.packed_keys == nullptr) finish_all();
   }
+  finish_all();
 }
 
 template <class Multiply>

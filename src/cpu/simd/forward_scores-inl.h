@@ -181,25 +181,33 @@ struct Powers {
   }
 };
 
-/// Turns a strip's scores [rows, padded columns] into probabilities, updates the rows' maxima and
-/// sums and gives the factor that what was summed before must be scaled by. The scores are gone
-/// afterwards. `lane_max` [rows, kLanes] are their maxima where they are known, else null; sums
-/// stay in their lanes.
+/// A strip's scores on their way to probabilities.
+template <class Multiply>
+struct StripScores {
+  int rows;
+  int64_t padded;                       ///< columns
+  float factor;                         ///< of a difference of two scores: P is a power of two
+  float* scores;                        ///< [rows, stride], gone afterwards
+  typename Multiply::Element* weights;  ///< [rows, stride]
+  int64_t stride;
+  float* lane_sum;                          ///< [rows, kLanes]: sums stay in their lanes
+  alignas(64) float used_max[kStatistics];  ///< of each row
+  alignas(64) float rescale[kStatistics];   ///< what was summed before must be scaled by this
+};
+
+/// Updates the rows' maxima. `lane_max` [rows, kLanes] are those of the strip where they are known,
+/// else null.
 ///
 /// P = 2^(factor (S - max)) with factor = scale log2(e), and max S as it is: the difference of two
 /// scores loses nothing where it matters, and P of the largest is exactly 1. A product factor S
 /// rounded first would shift a score by |S| 2^-24, and P with it.
 template <class Multiply>
-HWY_INLINE void softmax_strip(int rows, int64_t padded, float factor, float* scores,
-                              typename Multiply::Element* weights, int64_t stride,
-                              const float* lane_max, float* row_max, float* lane_sum,
-                              float* rescale) {
+HWY_INLINE void find_maxima(StripScores<Multiply>& s, const float* lane_max, float* row_max) {
   alignas(64) float block_max[kStatistics];
-  alignas(64) float used_max[kStatistics];
   for (int i = 0; i < kStatistics; ++i) block_max[i] = -kInfinity;
-  for (int i = 0; i < rows; ++i) {
-    const Floats max =
-        lane_max != nullptr ? load(lane_max + i * kLanes) : maxima(scores + i * stride, padded);
+  for (int i = 0; i < s.rows; ++i) {
+    const Floats max = lane_max != nullptr ? load(lane_max + i * kLanes)
+                                           : maxima(s.scores + i * s.stride, s.padded);
     block_max[i] = hn::GetLane(hn::MaxOfLanes(FloatTag(), max));
   }
   // All rows of the strip at once. A row that has seen nothing keeps -inf and uses 0 instead, so
@@ -208,32 +216,107 @@ HWY_INLINE void softmax_strip(int rows, int64_t padded, float factor, float* sco
     const Floats old_max = load(row_max + i);
     const Floats new_max = hn::Max(old_max, load(block_max + i));
     const Floats used = hn::IfThenElse(hn::Eq(new_max, set(-kInfinity)), zero(), new_max);
-    Floats scale = exp2<5>(hn::Mul(hn::Sub(old_max, used), set(factor)));
+    Floats scale = exp2<5>(hn::Mul(hn::Sub(old_max, used), set(s.factor)));
     if (kMutation == Mutation::kStaleMaximum) scale = set(1.0f);
-    store(scale, rescale + i);
+    store(scale, s.rescale + i);
     store(new_max, row_max + i);
-    store(used, used_max + i);
+    store(used, s.used_max + i);
   }
+}
+
+/// Scores of a vector that is missing to whole pairs of vectors: hidden, so that it changes
+/// nothing.
+template <class Multiply>
+HWY_INLINE void complete_pairs(StripScores<Multiply>& s) {
+  if (s.padded % (2 * kLanes) == 0) return;
+  for (int i = 0; i < s.rows; ++i) store(set(-kInfinity), s.scores + i * s.stride + s.padded);
+  s.padded += kLanes;
+}
+
+template <class Multiply>
+HWY_INLINE void add_row_sum(const StripScores<Multiply>& s, int row, Floats sum) {
+  float* lanes = s.lane_sum + row * kLanes;
+  store(hn::MulAdd(load(lanes), set(s.rescale[row]), sum), lanes);
+}
+
+/// Turns scores of the strip's rows from `first` on into probabilities and updates the rows' sums.
+template <class Multiply>
+HWY_INLINE void take_powers(const StripScores<Multiply>& s, int first = 0) {
+  if (first >= s.rows) return;
   const auto exponents_of = [&](int i) HWY_ATTR {
-    return Exponents{scores + i * stride, set(used_max[i]), set(factor)};
+    return Exponents{s.scores + i * s.stride, set(s.used_max[i]), set(s.factor)};
   };
-  for (int64_t j = 0; j < padded; j += kLanes) exponents_of(0).at(j);
+  for (int64_t j = 0; j < s.padded; j += kLanes) exponents_of(first).at(j);
   // PERF: the next row's exponents are found beside this row's powers: a power's instructions wait
   // for one another, and a core looks too few of them ahead to fill its pipes from one row (Zen 5,
   // AVX2: 5.2 to 4.35 cycles a vector, 2026-11-26).
-  for (int i = 0; i < rows; ++i) {
-    const Powers<Multiply> powers{scores + i * stride, weights + i * stride};
+  for (int i = first; i < s.rows; ++i) {
+    const Powers<Multiply> powers{s.scores + i * s.stride, s.weights + i * s.stride};
     Floats sum;
-    if (i + 1 < rows) {
+    if (i + 1 < s.rows) {
       const Exponents next = exponents_of(i + 1);
-      sum = powers.of_columns(padded, [&](int64_t j) HWY_ATTR { next.at(j); });
+      sum = powers.of_columns(s.padded, [&](int64_t j) HWY_ATTR { next.at(j); });
     } else {
-      sum = powers.of_columns(padded, [](int64_t) {});
+      sum = powers.of_columns(s.padded, [](int64_t) {});
     }
-    float* lanes = lane_sum + i * kLanes;
-    store(hn::MulAdd(load(lanes), set(rescale[i]), sum), lanes);
+    add_row_sum(s, i, sum);
   }
 }
+
+/// take_powers of pairs beside the products of another strip, bit for bit the same: a vector of
+/// powers for a step of the reduction.
+/// PERF: products keep the FMA pipes busy, which a power needs for 5 of its 13 instructions; the
+/// others cost nothing there, nor does the wait for one another (Zen 4, 8.6 to 5.4 cycles a vector,
+/// 2026-11-28).
+template <class Multiply>
+struct PowersBeside {
+  const StripScores<Multiply>& s;  ///< whole pairs of vectors
+  int rows;                        ///< the first ones, whose powers are taken here
+
+  /// As many rows as `steps` leave room for.
+  static HWY_INLINE int rows_beside(const StripScores<Multiply>& s, int64_t steps) {
+    return static_cast<int>(smaller(steps / (s.padded / kLanes), s.rows));
+  }
+
+  /// P of one vector of a pair: the first waits in its scores' place. `constants`: the row's
+  /// maximum, factor.
+  template <bool kSecond>
+  static HWY_INLINE void weigh(float* scores, const float* constants, float* sums,
+                               typename Multiply::Element* weights) {
+    // What the registers have no room for is read from memory each time.
+    asm volatile("" : "+r"(scores), "+r"(sums), "+r"(constants) : : "memory");
+    const Floats t = hn::Mul(hn::Sub(load(scores), set(constants[0])), set(constants[1]));
+    Floats p[1] = {clamp_exponent(t)};
+    exp2_of_clamped<Multiply::kExpDegree>(p);
+    store(hn::Add(load(sums), p[0]), sums);
+    if constexpr (kSecond) {
+      store_weights(Multiply(), load(scores - kLanes), p[0], weights, 0);
+    } else {
+      store(p[0], scores);
+    }
+  }
+
+  template <class Step>
+  HWY_INLINE void run(int64_t& left, const Step& step) const {
+    alignas(64) float sums[2 * kLanes];
+    for (int row = 0; row < rows; ++row) {
+      float* scores = s.scores + row * s.stride;
+      float* const end = scores + s.padded;
+      auto* weights = s.weights + row * s.stride;
+      const float constants[2] = {s.used_max[row], s.factor};
+      store(zero(), sums);
+      store(zero(), sums + kLanes);
+      for (; scores < end; scores += 2 * kLanes, weights += kLanes) {
+        step();
+        weigh<false>(scores, constants, sums, weights);
+        step();
+        weigh<true>(scores + kLanes, constants, sums + kLanes, weights);
+      }
+      add_row_sum(s, row, hn::Add(load(sums), load(sums + kLanes)));
+    }
+    left -= rows * (s.padded / kLanes);
+  }
+};
 
 }  // namespace forward_pass
 }  // namespace

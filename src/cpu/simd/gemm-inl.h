@@ -78,10 +78,17 @@ struct TileArguments {
   float* lane_max = nullptr;  ///< [rows, kLanes], Start::kZeroAndMaxima only
 };
 
+/// Nothing is done beside a register tile's products.
+struct NothingBeside {
+  template <class Step>
+  HWY_INLINE void run(int64_t&, const Step&) const {}
+};
+
 /// C [kRows, kVectors * kLanes]. All accumulators live in registers; kRows <= kStripRows and
-/// kVectors <= kPanelVectors keep them there.
-template <class Multiply, int kRows, int kVectors, Start kStart>
-HWY_INLINE void micro_kernel(const TileArguments<Multiply>& t) {
+/// kVectors <= kPanelVectors keep them there. `beside` may do other work between steps of the
+/// reduction, which it takes by calling step() and counts down in `left`.
+template <class Multiply, int kRows, int kVectors, Start kStart, class Beside = NothingBeside>
+HWY_INLINE void micro_kernel(const TileArguments<Multiply>& t, const Beside& beside = {}) {
   Floats sum[kRows][kVectors];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
@@ -95,10 +102,7 @@ HWY_INLINE void micro_kernel(const TileArguments<Multiply>& t) {
   }
   const typename Multiply::Element* HWY_RESTRICT a = t.a;
   const typename Multiply::Element* HWY_RESTRICT b = t.b;
-  // PERF: 12 products of AVX2's tile come with 8 loads; four steps share what the loop itself
-  // costs.
-#pragma GCC unroll 4
-  for (int64_t k = 0; k < t.depth; ++k) {
+  const auto step = [&]() HWY_ATTR __attribute__((always_inline)) {
     typename Multiply::Operand column[kVectors];
 #pragma GCC unroll 8
     for (int j = 0; j < kVectors; ++j) column[j] = Multiply::load_b(b + j * kLanes);
@@ -112,7 +116,13 @@ HWY_INLINE void micro_kernel(const TileArguments<Multiply>& t) {
     }
     a += t.a_depth_stride;
     b += t.b_depth_stride;
-  }
+  };
+  int64_t left = t.depth;
+  beside.run(left, step);
+  // PERF: 12 products of AVX2's tile come with 8 loads; four steps share what the loop itself
+  // costs.
+#pragma GCC unroll 4
+  for (; left > 0; --left) step();
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
 #pragma GCC unroll 8

@@ -151,8 +151,9 @@ struct ForwardTask {
   int64_t key_head;
   int64_t row_begin, row_end;
   int64_t key_begin, key_end;
-  int64_t split;   ///< which partial to write; -1: write o and lse
-  int64_t packed;  ///< place of its K and V among the packed heads
+  int64_t split;        ///< which partial to write; -1: write o and lse
+  int64_t packed;       ///< place of its K and V among the packed heads
+  int64_t rows_before;  ///< rows of the head right before these that this thread takes next, or 0
 };
 
 struct ForwardKernels {

@@ -156,6 +156,16 @@ void pack_transposed(const MatrixView& source, void* destination) {
              [&]<DType kType>() { pack_transposed_as<Multiply, kType>(source, destination); });
 }
 
+/// The first `count` (0..kLanes) 16-bit elements as the low halves of lanes, zeros beyond.
+HWY_INLINE Uints load_bits(const void* p, int64_t count) {
+  if (count >= kLanes) {
+    return hn::PromoteTo(UintTag(), hn::LoadU(Halves(), static_cast<const uint16_t*>(p)));
+  }
+  alignas(64) uint16_t buffer[kLanes] = {};
+  memcpy(buffer, p, static_cast<size_t>(count) * 2);
+  return hn::PromoteTo(UintTag(), hn::Load(Halves(), buffer));
+}
+
 /// kLanes Elements across columns [column, column + count) of reduction step k.
 template <class Multiply, DType kType>
 HWY_INLINE Uints straight_elements(const MatrixView& source, int64_t k, int64_t column,
@@ -166,10 +176,13 @@ HWY_INLINE Uints straight_elements(const MatrixView& source, int64_t k, int64_t 
   if constexpr (Multiply::kDepthPer == 1) {
     return hn::BitCast(UintTag(), load_as<kType>(at(k), count));
   } else {
-    const Uints even = bf16_bits(load_as<kType>(at(2 * k), count));
+    const auto bits = [&](int64_t row) HWY_ATTR {
+      if constexpr (kType == DType::kBf16) return load_bits(at(row), count);
+      return bf16_bits(load_as<kType>(at(row), count));
+    };
+    const Uints even = bits(2 * k);
     if (2 * k + 1 >= source.rows) return even;
-    const Uints odd = bf16_bits(load_as<kType>(at(2 * k + 1), count));
-    return hn::Or(even, hn::ShiftLeft<16>(odd));
+    return hn::Or(even, hn::ShiftLeft<16>(bits(2 * k + 1)));
   }
 }
 
@@ -197,7 +210,9 @@ HWY_INLINE void pack_straight_as(const MatrixView& source, void* destination,
   if (!source.far) {
     return pack_straight_steps<Multiply, kType>(source, destination, panel_stride, 0, depth);
   }
-  constexpr int64_t kSteps = 16;  // whose rows stay in L1 from one panel to the next
+  // Four rows stay in L1 from one panel to the next; asked for in larger numbers they wait for
+  // buffers.
+  constexpr int64_t kSteps = 4 / Multiply::kDepthPer;
   for (int64_t begin = 0; begin < depth; begin += kSteps) {
     const int64_t end = begin + kSteps < depth ? begin + kSteps : depth;
     prefetch_rows(source, begin * Multiply::kDepthPer + kRowsAhead,
@@ -213,10 +228,28 @@ void pack_straight(const MatrixView& source, void* destination, int64_t panel_st
   });
 }
 
+/// Rows of whole vectors of bf16, multiplied by a sign.
+HWY_INLINE void copy_bf16_rows(const MatrixView& source, float sign, uint16_t* destination) {
+  const hn::ScalableTag<uint16_t> halves;
+  const auto flip = hn::Set(halves, sign < 0 ? uint16_t{0x8000} : uint16_t{0});
+  for (int64_t i = 0; i < source.rows; ++i, destination += source.columns) {
+    const auto* from = static_cast<const uint16_t*>(source.data) + row_offset(source, i);
+    for (int64_t j = 0; j < source.columns; j += 2 * kLanes) {
+      hn::StoreU(hn::Xor(hn::LoadU(halves, from + j), flip), halves, destination + j);
+    }
+  }
+}
+
 template <class Multiply, DType kType>
 HWY_INLINE void pack_rows_as(const MatrixView& source, float factor, void* destination) {
   constexpr DType kPacked = Multiply::kDepthPer == 1 ? DType::kFp32 : DType::kBf16;
   const int64_t width = depth_of<Multiply>(source.columns) * Multiply::kDepthPer;
+  if constexpr (kType == kPacked && kType == DType::kBf16) {
+    // PERF: bits are copied: so few instructions a row that several rows are waited for at once.
+    if (source.columns % (2 * kLanes) == 0 && (factor == 1.0f || factor == -1.0f)) {
+      return copy_bf16_rows(source, factor, static_cast<uint16_t*>(destination));
+    }
+  }
   for (int64_t i = 0; i < source.rows; ++i) {
     char* row = static_cast<char*>(destination) + i * width * element_bytes(kPacked);
     for (int64_t j = 0; j < width; j += kLanes) {

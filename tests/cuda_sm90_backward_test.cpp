@@ -286,11 +286,15 @@ TEST(Sm90KeyParts, CutFewTilesAndLeaveManyWhole) {
 }
 
 TEST(Sm90Backward, HeadsOfACausalGroupGoAbreast) {
-  const auto abreast = [](std::int64_t heads_k, Options options) {
+  const auto abreast = [](std::int64_t heads_k, Options options, std::int64_t keys = 500,
+                          bool sinks = false) {
     options.implementation = "sm90";
     Problem problem = usual(64, std::move(options));
+    if (sinks) {
+      problem.sinks = problem.d_sinks = contiguous_spec(DType::kFp32, {4}, problem.q.device);
+    }
     for (TensorSpec* spec : {&problem.k, &problem.v, &*problem.dk, &*problem.dv}) {
-      *spec = contiguous_spec(spec->dtype, {2, 500, heads_k, 64}, problem.q.device);
+      *spec = contiguous_spec(spec->dtype, {2, keys, heads_k, 64}, problem.q.device);
     }
     // So few multiprocessors that no tile is cut.
     const auto made = testing::plan_on(plan_sm90_backward, "sm_90a", problem, 4);
@@ -303,6 +307,9 @@ TEST(Sm90Backward, HeadsOfACausalGroupGoAbreast) {
   EXPECT_TRUE(abreast(2, causal));
   EXPECT_FALSE(abreast(4, causal)) << "no group";
   EXPECT_FALSE(abreast(2, {})) << "tiles are equally long";
+  EXPECT_TRUE(abreast(2, causal, 500, true));
+  EXPECT_TRUE(abreast(2, causal, 250));
+  EXPECT_FALSE(abreast(2, causal, 250, true)) << "zeros of rows without keys, but with a sink";
   causal.dropout = 0.1f;
   EXPECT_FALSE(abreast(2, causal)) << "draws go head by head";
 }

@@ -328,8 +328,12 @@ Result<std::shared_ptr<internal::PlanState>> plan_sm90_backward(
       std::max(g.head_dim, g.head_dim_v), short_window, g.dropout > 0, g.has_lengths);
   // Head after head tiles of different lengths part company: a group's queries come from memory
   // once for every tile of keys. What dropout and ALiBi need of a head is found once a head.
-  tiling.abreast =
-      is_causal(g) && g.group() > 1 && !tiling.ragged && !tiling.dropout && !problem.alibi_slopes;
+  // Zeros come with a tile of keys there: a row that sees none must be told by its LSE, which a
+  // sink makes finite.
+  const bool hidden_rows =
+      problem.sinks && g.bounds.right + g.bounds.shift(g.seqlen_q, g.seqlen_k) < 0;
+  tiling.abreast = is_causal(g) && g.group() > 1 && !hidden_rows && !tiling.ragged &&
+                   !tiling.dropout && !problem.alibi_slopes;
   // Parts are walked as heads abreast are, group or not; a block has one.
   const auto cut = problem.alibi_slopes
                        ? std::nullopt

@@ -193,8 +193,8 @@ class Training(unittest.TestCase):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (20000, 20000))
             _, notes = child.communicate(timeout=300)
             self.assertEqual(child.returncode, 1)
-            self.assertRegex(notes, rf"rank {rank}: \S+saving-step-\d+/(model|optimizer)"
-                                    r"\.safetensors: got File too large")
+            self.assertRegex(notes, rf"^flashlab: rank {rank}: \S+saving-step-\d+/(model|optimizer)"
+                                    r"\.safetensors: got File too large, .*\n$")
             left = sorted(os.listdir(self.path(f"full-{rank}")))
             self.assertFalse([name for name in left if name.startswith("saving-")], left)
             saved = [name for name in left if name.startswith("step-")]
@@ -210,9 +210,21 @@ class Training(unittest.TestCase):
         got = launch(2, "--", "sh", "-c",
                      f"[ $RANK = 1 ] && ulimit -v 100000; exec {command}")
         self.assertEqual(got.returncode, 1, got.stderr)
-        self.assertRegex(got.stderr, r"^flashlab: rank 1 of 2 \(process \d+ on \S+\) ended with "
-                                     r"exit code 1: [a-z ]+: got \d+ bytes asked for, .*\n$")
+        self.assertRegex(got.stderr, r"^flashlab: rank 1: [a-z ]+: got \d+ bytes asked for, .*\n$")
         self.assertFalse(os.path.exists(self.path("large")))
+
+    def test_what_ranks_find_together_is_said_once_and_is_no_ranks_fault(self):
+        got = launch(2, *SMALL, *self.text, "--output", self.path("diverged"), "--steps", "40",
+                     "--save-every", "5", "--learning-rate", "90", "--max-norm", "0",
+                     "--weight-decay", "90")
+        self.assertEqual(got.returncode, 1)
+        self.assertRegex(got.stderr, r"^flashlab: the loss of step \d+ is no number; .*\n$")
+        self.train("run", 2)
+        os.remove(self.path("run/step-10/model.safetensors"))
+        got = launch(2, "train", "--resume", self.path("run"))
+        self.assertEqual(got.returncode, 1)
+        self.assertRegex(got.stderr, r"^flashlab: \S+model.safetensors: got No such file .*"
+                                     r"remove \S+step-10 to go on from step-5\n$")
 
     def test_a_damaged_checkpoint_is_named_by_all_ranks_together(self):
         self.train("run", 2)

@@ -358,8 +358,7 @@ const Child* Launcher::culprit() const {
 // So long others may say why after the first failure.
 double Launcher::patience_with(const Child* culprit) const {
   if (culprit == nullptr || culprit->lost) return kReasonsS;
-  const bool usage = culprit->exit_code() == kExitUsage && !culprit->reason.empty();
-  if (usage && children_[0].running) return kSameReasonS;
+  if (!culprit->reason.empty() && children_[0].running) return kSameReasonS;
   if (std::ranges::any_of(children_, [](const Child& each) { return each.lost; })) return 0;
   return culprit->signalled() && options_.grace_s == 0 ? kLastWordsS : kReasonsS / 3;
 }
@@ -388,8 +387,13 @@ LaunchEnd Launcher::judge(bool interrupted) const {
     return {code, {}};
   }
   if (child->lost) return {1, child->reason + "; all ranks were ended"};
-  const bool all_say_so = !child->reason.empty() && child->reason == children_[0].reason;
-  if (child->exit_code() == kExitUsage && all_say_so) return {kExitUsage, child->reason};
+  // What ranks have found together is no rank's fault. A refusal needs rank 0 alone.
+  const auto says_so = [&](const Child& each) { return each.reason == child->reason; };
+  const auto agreeing = std::ranges::count_if(children_, says_so);
+  const bool usage = child->exit_code() == kExitUsage;
+  if (!child->reason.empty() && says_so(children_[0]) && (usage || agreeing > 1)) {
+    return {child->exit_code(), child->reason};
+  }
   std::string message = words(*child);
   if (!child->reason.empty()) message += ": " + child->reason;
   for (const Child& other : children_) {

@@ -193,11 +193,11 @@ Status take(const fs::path& file, const MappedTensors& tensors, bool moments,
   return {};
 }
 
-// Says which rank could not.
+// Says that it is rank 0, where any rank could be; of the others `agree` says so.
 Status of_rank(const Ranks& ranks, const Status& status) {
-  if (status.ok() || ranks.size() == 1) return status;
+  if (status.ok() || ranks.size() == 1 || !ranks.leads()) return status;
   ErrorDetail detail = status.detail();
-  detail.argument = fmt::format("rank {}: {}", ranks.rank(), detail.argument);
+  detail.argument = "rank 0: " + detail.argument;
   return {status.code(), std::move(detail)};
 }
 

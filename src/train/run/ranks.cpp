@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 namespace flashlab::train {
 namespace {
@@ -54,7 +55,12 @@ Status Ranks::agree(const Status& own) const {
     SentStatus theirs;
     std::memcpy(&theirs, all->data() + static_cast<std::size_t>(rank) * sizeof theirs,
                 sizeof theirs);
-    if (theirs.code != static_cast<int>(StatusCode::kOk)) return received(theirs);
+    if (theirs.code == static_cast<int>(StatusCode::kOk)) continue;
+    Status out = received(theirs);
+    if (rank == 0) return out;
+    ErrorDetail detail = out.detail();
+    detail.argument = fmt::format("rank {}: {}", rank, detail.argument);
+    return {out.code(), std::move(detail)};
   }
   return {};
 }

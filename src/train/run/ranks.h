@@ -34,8 +34,8 @@ struct Ranks {
   void begin_step(std::int64_t step, bool first) const {
     if (group != nullptr) group->begin_step(step, first ? first_timeout_s : timeout_s);
   }
-  /// The same on all ranks: that of the lowest rank that failed. All call it; so nobody waits for
-  /// one that has given up.
+  /// The same on all ranks: that of the lowest rank that failed, which is named unless it is rank
+  /// 0. All call it; so nobody waits for one that has given up.
   Status agree(const Status& own) const;
   /// Rank 0's text on all ranks.
   Status tell(std::string& text) const;

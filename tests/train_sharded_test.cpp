@@ -215,7 +215,9 @@ TEST(TrainSharded, ARankReadsItsPartAlone) {
       const Status loaded = load_weights(file, part);
       here += !loaded.ok();
       refused[rank] += !loaded.ok();
-      if (!loaded.ok()) EXPECT_NE(loaded.message().find(name), std::string::npos);
+      if (!loaded.ok()) {
+        EXPECT_NE(loaded.message().find(name), std::string::npos);
+      }
     }
     EXPECT_EQ(here, 1) << name;
   }

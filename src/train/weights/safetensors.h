@@ -86,7 +86,7 @@ Result<MappedTensors> map_safetensors(const std::filesystem::path& path, MappedF
 /// The digest of a file's tensors, read by several processes: each reads every parts-th of them.
 struct DigestPart {
   int part = 0, parts = 1;
-  std::string written;    ///< what the file says of all; empty: its writer says nothing
+  std::string written{};  ///< what the file says of all; empty: its writer says nothing
   std::uint64_t sum = 0;  ///< of this part's; the parts' sum is of all
 };
 /// The same, without the check, which is check_digest's.

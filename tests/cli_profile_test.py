@@ -53,6 +53,25 @@ class ProfileStep(Folder):
         for outside in ("http://", "https://", "src=", "url("):
             self.assertNotIn(outside, page)
 
+    def test_ranks_have_what_they_exchange_on_a_row_of_its_own(self):
+        for mode in ("bucket", "fsdp"):
+            done = run("launch", "-n", "2", "profile", "step", *SMALL, "--parallel", mode,
+                       "--output", self.path("p"))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn("[rank 1]", done.stderr)
+            text = self.read("p", "trace.json").decode()
+            self.assertEqual(trace_format.complaints(text), [])
+            sent = [event for event in json.loads(text)["traceEvents"]
+                    if event.get("cat", "") == "communication" or
+                    "communication" in str(event.get("args", ""))]
+            self.assertTrue(sent)
+            self.assertEqual({event["tid"] for event in sent}, {2})
+            ledger = json.loads(self.read("p", "ledger.json"))
+            self.assertIn("communication", json.dumps(ledger))
+        done = run("profile", "step", *SMALL, "--parallel", "bucket", "--output", self.path("q"))
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("this process is alone", done.stderr)
+
     def test_the_trace_loads_as_perfetto_wants_it(self):
         for attention in ("naive", "cpu"):
             self.profile(*SMALL, "--attention", attention, "--output", self.path("p"))

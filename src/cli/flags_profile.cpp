@@ -100,7 +100,12 @@ std::vector<CommandSpec> commands_of_profiles() {
         {"flashlab profile step --attention naive --by class", "softmax against products"},
         {"flashlab profile step --size small --batch 1 --context 128 --quick", "a larger one"},
         {"flashlab profile step --size 2.7B --context 128,256,512 --memory --dry-run",
-         "peaks of memory, without running anything"}}},
+         "peaks of memory, without running anything"},
+        {"flashlab launch -n 2 profile step --parallel bucket", "what ranks exchange beside what"}},
+       {},
+       nullptr,
+       /*takes_command=*/false,
+       /*knows_ranks=*/true},
   };
 }
 

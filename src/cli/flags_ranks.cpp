@@ -6,6 +6,8 @@
 namespace flashlab::cli {
 namespace {
 
+constexpr unsigned kRewrites = kTrain | kBenchParallel | kExplainStep | kBenchStep | kProfileStep;
+
 Words machine_choices() {
   return {"h200", "h100", "b200", "v5p"};
 }
@@ -32,7 +34,7 @@ std::vector<FlagSpec> flags_of_ranks() {
   return {
       {"--ranks", "-n", "N", kValue, kLaunch, kRanks, "processes of the command, 1 to 64"},
 
-      {"--parallel", "", "MODE", kValue, kTrain | kBenchStep, kRanks,
+      {"--parallel", "", "MODE", kValue, kTrain | kBenchStep | kProfileStep, kRanks,
        "when ranks add their gradients: naive (after backward, one by one), flat (all at once), "
        "overlap (each beside backward), bucket (runs of them; also called ddp); with a part of the "
        "optimizer on each rank: sharded (buckets), zero1 (each gets the gradients of its part of "
@@ -66,9 +68,9 @@ std::vector<FlagSpec> flags_of_ranks() {
       {"--json", "", "FILE", kFile, kBenchParallel, kResults,
        "the rows by the schema flashlab.bench-parallel/1; - is stdout, and nothing else goes "
        "there"},
-      {"--bucket", "", "BYTES", kValue, kTrain | kBenchParallel | kExplainStep | kBenchStep, kRanks,
+      {"--bucket", "", "BYTES", kValue, kRewrites, kRanks,
        "gradients that are added together, 1KB to all (default 25MB)"},
-      {"--wire", "", "TYPE", kValue, kTrain | kBenchParallel | kExplainStep | kBenchStep, kRanks,
+      {"--wire", "", "TYPE", kValue, kRewrites, kRanks,
        "how gradients travel: fp32 (as they are), bf16 (rounded, and their fp32 sums once more: "
        "half "
        "the bytes, the bits no longer one rank's) (default fp32)",
@@ -77,15 +79,15 @@ std::vector<FlagSpec> flags_of_ranks() {
        "the bits of one process with as many --shares on GPUs, too, in 16-bit types: all sums "
        "between them are ours, and attention's backward adds in one order; with one share bits "
        "that depend on no number of threads"},
-      {"--transport", "", "NAME", kValue, kTrain | kCheckParallel | kBenchParallel | kBenchStep,
-       kRanks,
+      {"--transport", "", "NAME", kValue,
+       kTrain | kCheckParallel | kBenchParallel | kBenchStep | kProfileStep, kRanks,
        "who carries the bytes: shared (memory of one host), mpi (under mpirun) (default shared)",
        transport_choices},
       {"--quick", "", "", kSwitch, kCheckParallel, kRanks,
        "four modes of every model instead of all: a few seconds"},
       {"--threads", "", "N", kValue, kCheckParallel | kBenchParallel, kRanks,
        "CPU threads of a rank (default: all that may run)"},
-      {"--timeout", "", "SECONDS", kValue, kTrain | kBenchStep, kRanks,
+      {"--timeout", "", "SECONDS", kValue, kTrain | kBenchStep | kProfileStep, kRanks,
        "how long ranks wait for one of them (default 120; 600 or more until the first step has "
        "ended)"},
       {"--timeout", "", "SECONDS", kValue, kCheckParallel | kBenchParallel, kRanks,

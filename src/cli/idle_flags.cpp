@@ -95,6 +95,7 @@ constexpr IdleFlag kTable[] = {
     {"--size", kExplainPrecision, toy, "beside --toy, which is a model of its own"},
     {"--attention", kExplainPrecision, toy, "beside --toy, which has none"},
     {"--operators", kExplainPrecision, toy, "beside --toy, which is a model of its own"},
+    {"--parallel", kProfileStep, dry, "with --dry-run, which plans one rank; see explain step"},
     {"--steps", kProfileStep, dry, "with --dry-run, which runs nothing"},
     {"--warmup", kProfileStep, dry, "with --dry-run, which runs nothing"},
     {"--seed", kProfileStep, dry, "with --dry-run, which runs nothing"},

@@ -121,7 +121,13 @@ namespace {
 
 // --parallel of explain step: the batch is of all ranks together. Lists of several ranks are those
 // of CPUs.
-void take_ranks(const Arguments& arguments, StepRequest& out) {
+void take_ranks(const Arguments& arguments, const train::Ranks* started, StepRequest& out) {
+  if (started != nullptr) {
+    out.parallel = started->parallel;
+    out.options.shares = out.options.ranks = started->size();
+    out.options.rank = started->rank();
+    return;
+  }
   if (!arguments.has("--parallel")) {
     for (const char* flag : {"--ranks", "--bucket", "--wire"}) {
       if (!arguments.has(flag)) continue;
@@ -137,7 +143,8 @@ void take_ranks(const Arguments& arguments, StepRequest& out) {
 
 }  // namespace
 
-StepRequest step_request_of(const Arguments& arguments, const char* fallback) {
+StepRequest step_request_of(const Arguments& arguments, const char* fallback,
+                            const train::Ranks* started) {
   StepRequest out;
   train::ModelConfig base = *train::find_model(fallback);
   if (const auto path = arguments.value("--config")) {
@@ -158,7 +165,7 @@ StepRequest step_request_of(const Arguments& arguments, const char* fallback) {
                      : mode == "backward" ? train::StepMode::kBackward
                                           : train::StepMode::kFull;
   out.options.fused = arguments.value("--operators").value_or("fused") == "fused";
-  take_ranks(arguments, out);
+  take_ranks(arguments, started, out);
   out.groups = checkpoint_of(arguments, out.model, out.options, out.parallel);
   if (!out.groups.empty()) {
     out.options.checkpoint = *train::parse_checkpoint(out.groups, out.model.layers);

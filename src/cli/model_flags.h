@@ -12,6 +12,7 @@
 #include "train/model/config.h"
 #include "train/parallel/data_parallel.h"
 #include "train/plan/step_plan.h"
+#include "train/run/ranks.h"
 #include "train/run/take_weights.h"
 #include "train/run/train_config.h"
 #include "train/step/fit.h"
@@ -41,7 +42,9 @@ struct StepRequest {
   train::ParallelOptions parallel{};  ///< of several ranks
   std::string groups{};
 };
-StepRequest step_request_of(const Arguments& arguments, const char* fallback);
+/// `started`: the ranks that run it together.
+StepRequest step_request_of(const Arguments& arguments, const char* fallback,
+                            const train::Ranks* started = nullptr);
 
 /// --checkpoint, or what --fit finds for `options` within its bytes (bare: what this machine has
 /// left). Throws Failure: no such groups, nothing that fits.

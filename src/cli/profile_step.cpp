@@ -12,6 +12,7 @@
 #include "cli/model_flags.h"
 #include "cli/outputs.h"
 #include "cli/profile_output.h"
+#include "cli/ranks.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "lab/lab.h"
@@ -30,16 +31,18 @@ struct Request : StepRequest {
   std::vector<std::int64_t> contexts;
 };
 
-Request request_of(const Arguments& arguments, DeviceKind device) {
+Request request_of(const Arguments& arguments, DeviceKind device,
+                   const train::Ranks* started = nullptr) {
   // A plan can be of any size; a run without a name is one that a CPU ends in seconds.
   const bool large = arguments.has("--dry-run") || device == DeviceKind::kCuda;
-  Request out = {step_request_of(arguments, large ? "small" : "tiny"), {}};
+  Request out = {step_request_of(arguments, large ? "small" : "tiny", started), {}};
   out.contexts = whole_list(arguments, "--context", {out.model.context}, 1, std::int64_t{1} << 30);
   return out;
 }
 
-train::StepPlan plan_of(const train::ModelConfig& model, const train::StepOptions& options) {
-  Result<train::StepPlan> plan = train::build_step(model, options);
+train::StepPlan plan_of(const train::ModelConfig& model, const train::StepOptions& options,
+                        const train::ParallelOptions& parallel = {}) {
+  Result<train::StepPlan> plan = train::build_parallel_step(model, options, parallel);
   if (!plan.ok()) fail_usage("--" + plan.status().message());
   return std::move(*plan);
 }
@@ -209,30 +212,50 @@ profile::AdviceInput advice_input(const profile::Profile& p, const Request& requ
     train::StepOptions options = request.options;
     options.checkpoint.clear();
     in.peak_bytes_without_recomputation =
-        train::plan_memory(plan_of(model, options)).device_bytes();
+        train::plan_memory(plan_of(model, options, request.parallel)).device_bytes();
   }
   return in;
 }
 
+// Several ranks run equal numbers of steps, and end together: the launcher sees to it.
+profile::StepRunOptions run_options_of(const Arguments& arguments, const train::Ranks& ranks) {
+  const bool quick = arguments.has("--quick");
+  profile::StepRunOptions out;
+  out.warmup = static_cast<int>(whole(arguments, "--warmup", quick ? 1 : 2, 1, 1000));
+  out.steps = static_cast<int>(whole(arguments, "--steps", quick ? 3 : 5, 1, 10000));
+  out.seed = static_cast<std::uint64_t>(whole(arguments, "--seed", 1337, 0, kMaxSize));
+  if (ranks.size() > 1) return out;
+  out.max_total_ms = quick ? 10e3 : 0;
+  out.cancel = &interrupted();
+  return out;
+}
+
+// Of the ranks beside rank 0: the same steps, and nothing said.
+int take_part(const Arguments& arguments, const Request& request, const Context& context,
+              const train::Ranks& ranks) {
+  for (const std::int64_t tokens : request.contexts) {
+    const train::StepPlan plan =
+        plan_of(with_context(request.model, tokens), request.options, request.parallel);
+    const auto run =
+        profile::record_step(context, plan, run_options_of(arguments, ranks), ranks.of_steps());
+    if (!run.ok()) fail_among(ranks, run.status());
+  }
+  return kExitOk;
+}
+
 profile::Profile run_one(const Arguments& arguments, const Request& request,
                          const train::ModelConfig& model, const Context& context,
-                         const lab::Environment& environment) {
-  const train::StepPlan plan = plan_of(model, request.options);
-  const bool quick = arguments.has("--quick");
-  profile::StepRunOptions options;
-  options.warmup = static_cast<int>(whole(arguments, "--warmup", quick ? 1 : 2, 1, 1000));
-  options.steps = static_cast<int>(whole(arguments, "--steps", quick ? 3 : 5, 1, 10000));
-  options.max_total_ms = quick ? 10e3 : 0;
-  options.seed = static_cast<std::uint64_t>(whole(arguments, "--seed", 1337, 0, kMaxSize));
-  options.cancel = &interrupted();
+                         const lab::Environment& environment, const train::Ranks& ranks) {
+  const train::StepPlan plan = plan_of(model, request.options, request.parallel);
+  profile::StepRunOptions options = run_options_of(arguments, ranks);
   ProgressLine bar;
   options.progress = [&](int done, int planned, std::string_view what) {
     bar.show(done, planned, fmt::format("{} {}", plan.title, what));
   };
   lab::MonitorThread monitor(context.device(), kMonitorSeconds);
-  Result<profile::StepRun> run = profile::record_step(context, plan, options);
+  Result<profile::StepRun> run = profile::record_step(context, plan, options, ranks.of_steps());
   bar.clear();
-  if (!run.ok()) fail(run.status());
+  if (!run.ok()) fail_among(ranks, run.status());
   profile::Profile out = planned_profile(arguments, request, model, plan);
   out.recording = std::move(run->recording);
   out.recording.device = device_words(context);
@@ -259,11 +282,18 @@ int run_profile_step(const Arguments& arguments) {
   }
   // Which model a run without a name takes depends on the device; a bad flag is told before one is
   // opened.
-  static_cast<void>(request_of(arguments, DeviceKind::kCpu));
-  const Context context = make_context(arguments, DefaultDevice::kGpuIfThere);
-  const Request request = request_of(arguments, context.device().kind);
+  TrainingRanks started = training_ranks(arguments);
+  const train::Ranks& ranks = started.ranks;
+  static_cast<void>(request_of(arguments, DeviceKind::kCpu, &ranks));
+  const Context context =
+      make_context(arguments, ranks.size() > 1 ? DefaultDevice::kCpu : DefaultDevice::kGpuIfThere);
+  connect_gpus(started, context, {.beside_kernels = true});
+  Request request = request_of(arguments, context.device().kind, &ranks);
+  if (ranks.size() > 1) request.options.gpu = context.device().kind == DeviceKind::kCuda;
+  if (!ranks.leads()) return take_part(arguments, request, context, ranks);
   for (const std::int64_t tokens : request.contexts) {
-    const train::StepPlan plan = plan_of(with_context(request.model, tokens), request.options);
+    const train::StepPlan plan =
+        plan_of(with_context(request.model, tokens), request.options, request.parallel);
     if (const Status s = admit_step(context, plan); !s.ok()) fail(s);
   }
   // A folder that cannot be made is told before anything runs.
@@ -276,7 +306,7 @@ int run_profile_step(const Arguments& arguments) {
   bool complete = true;
   for (const std::int64_t tokens : request.contexts) {
     const train::ModelConfig model = with_context(request.model, tokens);
-    profile::Profile p = run_one(arguments, request, model, context, environment);
+    profile::Profile p = run_one(arguments, request, model, context, environment, ranks);
     const fs::path folder = folder_for(parent, tokens, request.contexts.size() > 1);
     if (context.device().kind == DeviceKind::kCuda) add_nsight(arguments, folder, p);
     if (!to_stdout) {

@@ -159,13 +159,68 @@ class GpuRecorder final : public StepRecorder {
     const auto third = static_cast<std::ptrdiff_t>(activities->size() / 3);
     activities->erase(activities->begin() + 2 * third, activities->end());
     activities->erase(activities->begin(), activities->begin() + third);
-    const auto steps = match_steps(*activities, executor_.program().steps());
+    const std::vector<Activity> exchanged = take_exchanged(*activities);
+    const auto steps = match_own(*activities);
     if (!steps || activities->empty()) {
       return Status(StatusCode::kInternal,
                     {"CUPTI", fmt_counts(activities->size()), "those of the step's program", ""});
     }
+    std::uint64_t end = 0;
+    for (const Activity& each : *activities) end = std::max(end, each.end_ns);
+    const std::size_t begin = events.size();
     add_events(*activities, *steps, times->wall_ms, events);
+    add_exchanged(exchanged, end, times->wall_ms, begin, events);
     return times;
+  }
+
+  // What ranks exchange: copies between GPUs, our sums, NCCL's kernels. A step copies nothing else.
+  std::vector<Activity> take_exchanged(std::vector<Activity>& activities) const {
+    std::vector<Activity> out;
+    const bool among_ranks = std::ranges::any_of(executor_.program().steps(), is_collective);
+    std::erase_if(activities, [&](const Activity& each) {
+      const bool is =
+          among_ranks && (each.kind == Activity::Kind::kCopy ||
+                          each.name.starts_with("flash_rank_sum") || each.name.starts_with("nccl"));
+      if (is) out.push_back(each);
+      return is;
+    });
+    return out;
+  }
+  static bool is_collective(const runtime::Step& step) {
+    return std::holds_alternative<runtime::CollectiveWork>(step.work);
+  }
+  std::optional<std::vector<std::size_t>> match_own(const std::vector<Activity>& activities) const {
+    std::vector<runtime::Step> own;
+    std::vector<std::size_t> number;
+    for (const runtime::Step& step : executor_.program().steps()) {
+      if (is_collective(step)) continue;
+      number.push_back(static_cast<std::size_t>(&step - executor_.program().steps().data()));
+      own.push_back(step);
+    }
+    auto out = match_steps(activities, own);
+    if (out) std::ranges::for_each(*out, [&](std::size_t& step) { step = number[step]; });
+    return out;
+  }
+  // A graph does not tell which collective they are of.
+  static void add_exchanged(const std::vector<Activity>& exchanged, std::uint64_t end_ns,
+                            double wall_ms, std::size_t first, std::vector<Event>& events) {
+    const std::size_t own = events.size();
+    std::size_t beside = first;
+    for (const Activity& each : exchanged) {
+      Event event;
+      event.name = "between ranks";
+      event.event_class = to_string(train::OperationClass::kCommunication);
+      event.kernel =
+          each.kind == Activity::Kind::kCopy ? "copy to a rank" : readable_kernel(each.name);
+      event.stream = 1;
+      event.duration_ms = static_cast<double>(each.end_ns - each.start_ns) * 1e-6;
+      event.start_ms =
+          wall_ms - static_cast<double>(static_cast<std::int64_t>(end_ns - each.start_ns)) * 1e-6;
+      while (beside + 1 < own && events[beside + 1].start_ms <= event.start_ms) ++beside;
+      if (beside < own) event.phase = events[beside].phase;
+      events.push_back(std::move(event));
+    }
+    std::ranges::stable_sort(std::span(events).subspan(first), {}, &Event::start_ms);
   }
 
   std::string fmt_counts(std::size_t activities) const {

@@ -45,12 +45,34 @@ std::vector<std::vector<train::TensorId>> flat_arenas(
   return out;
 }
 
+// Bytes of an arena of which a rank has its parts alone; 0: it has the whole one.
+std::int64_t own_bytes(const train::StepPlan& plan, const std::vector<train::TensorId>& ids,
+                       train::Role role) {
+  if (ids.empty() || ids.front() == train::kNoTensor) return 0;
+  const train::PlanTensor& first = plan.tensor(ids.front());
+  const bool parts = role == train::Role::kParameter ? plan.owned_values : plan.squares > 0;
+  if (first.role != role || !parts) return 0;
+  return plan.owned_elements(/*with_frozen=*/role == train::Role::kParameter) *
+         train::size_of(first.element);
+}
+
+void add_own_parts(const train::StepPlan& plan, const std::vector<train::TensorId>& ids,
+                   std::int64_t bytes, std::int64_t at, MemoryTimeline& out) {
+  train::PlanTensor own = plan.tensor(ids.front());
+  own.name = "own parts of " + own.name + " and others";
+  own.shape = {bytes / train::size_of(own.element)};
+  out.persistent.push_back(allocation_of(own, bytes, at));
+}
+
 void add_persistent(const train::StepPlan& plan, const train::MemoryPlan& memory,
                     MemoryTimeline& out) {
   std::vector<train::Parameter> parameters = plan.parameters;
   std::ranges::sort(parameters, [](const auto& a, const auto& b) { return a.offset < b.offset; });
   const auto flat = flat_arenas(parameters);
   std::vector<bool> placed(plan.tensors.size());
+  for (const train::OwnedRange& range : plan.owned) {
+    if (range.value != train::kNoTensor) placed[static_cast<std::size_t>(range.value)] = true;
+  }
   std::int64_t address = 0;
   for (int r = 0; r < train::kRoles; ++r) {
     const auto role = static_cast<Role>(r);
@@ -64,6 +86,14 @@ void add_persistent(const train::StepPlan& plan, const train::MemoryPlan& memory
     out.arenas.push_back(arena);
     std::int64_t at = address;
     for (const std::vector<train::TensorId>& ids : flat) {
+      if (const std::int64_t own = own_bytes(plan, ids, role)) {
+        add_own_parts(plan, ids, own, at, out);
+        for (const train::TensorId id : ids) {
+          if (id != train::kNoTensor) placed[static_cast<std::size_t>(id)] = true;
+        }
+        at += own;
+        continue;
+      }
       std::int64_t end = at;
       for (std::size_t i = 0; i < ids.size(); ++i) {
         if (ids[i] == train::kNoTensor || plan.tensor(ids[i]).role != role) continue;
@@ -117,8 +147,8 @@ MemoryTimeline make_timeline(const train::StepPlan& plan, const train::MemoryPla
   }
   out.live_bytes.assign(plan.operations.size(), memory.persistent);
   for (std::size_t id = 0; id < plan.tensors.size(); ++id) {
-    if (memory.offsets[id] < 0) continue;
     const train::PlanTensor& tensor = plan.tensors[id];
+    if (memory.offsets[id] < 0 || tensor.inside != train::kNoTensor) continue;
     Allocation a =
         allocation_of(tensor, aligned(tensor.bytes()), out.persistent_bytes + memory.offsets[id]);
     a.first = memory.lives[id].first;

@@ -147,12 +147,12 @@ class MemoryGrowth {
 }  // namespace
 
 Result<StepRun> record_step(const Context& context, const train::StepPlan& plan,
-                            const StepRunOptions& options) {
+                            const StepRunOptions& options, runtime::Communicator* group) {
   StepRun out;
   out.recording.title = plan.title;
   const MemoryGrowth growth(context);
   const std::unique_ptr<Recorders> instruments = recorders(context);
-  Result<train::BoundStep> step = train::bind_step(context, plan, options.seed);
+  Result<train::BoundStep> step = train::bind_step(context, plan, options.seed, group);
   if (!step.ok()) return step.status();
   step->executor->set_scalar(train::kLearningRate, 0);
   auto recorder = instruments->make(*step);

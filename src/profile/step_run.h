@@ -12,6 +12,7 @@
 #include "flashlab/context.h"
 #include "flashlab/status.h"
 #include "profile/recording.h"
+#include "runtime/communicator/communicator.h"
 #include "train/plan/step_plan.h"
 
 namespace flashlab::profile {
@@ -34,8 +35,9 @@ struct StepRun {
 };
 
 /// Steps on random tokens. Every step has the same batch, so that recorded and plain ones do the
-/// same work, and the learning rate is 0. Errors: the executor's.
+/// same work, and the learning rate is 0. Ranks of `group` all call it, with equal options that end
+/// nothing early. Errors: the executor's.
 Result<StepRun> record_step(const Context& context, const train::StepPlan& plan,
-                            const StepRunOptions& options);
+                            const StepRunOptions& options, runtime::Communicator* group = nullptr);
 
 }  // namespace flashlab::profile

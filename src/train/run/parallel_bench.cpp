@@ -93,6 +93,20 @@ Status time_list(StepExecutor& executor, const Ranks& ranks, const BenchCounts& 
 }
 
 constexpr std::uint64_t kTimedSeed = 1;
+constexpr std::int64_t kDrawn = 1 << 16;
+
+Result<BoundStep> make_timed(const Context& context, StepPlan plan,
+                             runtime::Communicator* group = nullptr) {
+  Result<ParameterStore> parameters = ParameterStore::create(plan);
+  if (!parameters.ok()) return parameters.status();
+  BoundStep out;
+  out.parameters = std::make_unique<ParameterStore>(std::move(*parameters));
+  out.parameters->initialize(kTimedSeed, kDrawn);
+  auto executor = make_executor(context, std::move(plan), *out.parameters, group);
+  if (!executor.ok()) return executor.status();
+  out.executor = std::move(*executor);
+  return out;
+}
 
 // A step is one graph, and no operation of it is looked at; one list after the other, so that a GPU
 // holds the memory of one.
@@ -104,7 +118,7 @@ Result<ParallelTimes> time_on_gpus(const Context& context, const Ranks& ranks, S
   StepPlan silent = without_collectives(plan);
   std::unique_ptr<ParameterStore> store;
   {
-    Result<BoundStep> bound = make_step(context, std::move(plan), kTimedSeed, ranks.of_steps());
+    Result<BoundStep> bound = make_timed(context, std::move(plan), ranks.of_steps());
     if (Status s = ranks.agree(bound.status()); !s.ok()) return s;
     store = std::move(bound->parameters);
     const std::unique_ptr<StepExecutor> executor = std::move(bound->executor);
@@ -154,7 +168,7 @@ Result<ParallelTimes> time_parallel(const Context& context, const Ranks& ranks,
     return time_on_gpus(context, ranks, std::move(*plan), std::move(*gradients), counts);
   }
   StepPlan silent = without_collectives(*plan);
-  Result<BoundStep> bound = make_step(context, std::move(*plan), kTimedSeed, ranks.of_steps());
+  Result<BoundStep> bound = make_timed(context, std::move(*plan), ranks.of_steps());
   if (Status s = ranks.agree(bound.status()); !s.ok()) return s;
   begin(*bound->executor, kTimedSeed);
   ParallelTimes out;
@@ -198,7 +212,7 @@ Result<OneRankTimes> time_one_rank(const Context& context, const Ranks& ranks,
     std::unique_ptr<StepExecutor> executor;
     Status made;
     if (store == nullptr) {
-      Result<BoundStep> bound = make_step(context, std::move(*plan), kTimedSeed);
+      Result<BoundStep> bound = make_timed(context, std::move(*plan));
       made = bound.status();
       if (bound.ok()) {
         store = std::move(bound->parameters);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 #include "train/cpu/narrow.h"
@@ -127,11 +128,11 @@ Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
   return out;
 }
 
-void ParameterStore::initialize(std::uint64_t seed) {
+void ParameterStore::initialize(std::uint64_t seed, std::int64_t most) {
   internal::ThreadPool pool(all_threads());
   for (const Parameter& parameter : parameters_) {
-    const auto draw_piece = [&](std::int64_t begin, std::int64_t count, std::int64_t at) {
-      const std::int64_t first = begin - parameter.offset;
+    const auto draw_piece = [&](std::int64_t begin, std::int64_t all, std::int64_t at) {
+      const std::int64_t first = begin - parameter.offset, count = std::min(all, most);
       if (element_ == Element::kFp64) {
         fill(pool, reinterpret_cast<double*>(values()) + at, parameter, seed, first, count);
       } else if (element_ == Element::kFp32) {
@@ -141,6 +142,13 @@ void ParameterStore::initialize(std::uint64_t seed) {
         fill(pool, wide.data(), parameter, seed, first, count);
         cpu::narrow(element_, wide.data(), reinterpret_cast<std::uint16_t*>(values()) + at, count);
       }
+      const std::int64_t size = size_of(element_);
+      std::byte* const from = values() + at * size;
+      pool.run((all - 1) / count, [&](std::int64_t task, int) {
+        const std::int64_t done = (task + 1) * count;
+        std::memcpy(from + done * size, from,
+                    static_cast<std::size_t>(std::min(count, all - done) * size));
+      });
     };
     each_piece(StoreArena::kValues, parameter.offset, parameter.offset + parameter.elements,
                draw_piece);

@@ -46,8 +46,9 @@ class ParameterStore {
   static Result<ParameterStore> create(const StepPlan& plan);
 
   /// Fills the values as the plan's initializers say. The numbers of a parameter depend on the seed
-  /// and its name only.
-  void initialize(std::uint64_t seed);
+  /// and its name only. At most `most` of a parameter are drawn, and then come again: for steps
+  /// that are timed, where drawing a billion takes longer than they do.
+  void initialize(std::uint64_t seed, std::int64_t most = INT64_MAX);
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
   Element element() const { return element_; }

@@ -143,7 +143,8 @@ Status CudaStepExecutor::bind(ParameterStore& parameters) {
   return {};
 }
 
-// What ranks exchange goes first: few blocks, and others wait for it.
+// What ranks exchange takes what the step's stream leaves (DeviceParameters): sums run where a
+// product's last blocks do not fill the GPU.
 Status CudaStepExecutor::make_streams() {
   const cuda::ContextGuard current = device_.current();
   if (group_ != nullptr) {
@@ -154,10 +155,7 @@ Status CudaStepExecutor::make_streams() {
   streams_ = {stream_};
   while (streams_.size() < program().streams().size()) {
     cuda::CUstream made = nullptr;
-    const auto result = peers_ != nullptr
-                            ? peers_->cuStreamCreateWithPriority(&made, cuda::kStreamNonBlocking,
-                                                                 cuda::kHighestPriority)
-                            : device_.api().cuStreamCreate(&made, cuda::kStreamNonBlocking);
+    const auto result = device_.api().cuStreamCreate(&made, cuda::kStreamNonBlocking);
     if (Status s = device_.driver().check(result, "cuStreamCreate"); !s.ok()) return s;
     streams_.push_back(Stream{made});
   }

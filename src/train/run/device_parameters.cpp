@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "runtime/cuda/peers.h"
+
 namespace flashlab::train {
 namespace {
 
@@ -94,7 +96,13 @@ Result<std::shared_ptr<DeviceParameters>> DeviceParameters::create(const cuda::G
     out->arenas_[i] = std::move(*memory);
   }
   const cuda::ContextGuard current = device.current();
-  const cuda::CUresult made = device.api().cuStreamCreate(&out->stream_, cuda::kStreamNonBlocking);
+  // Before other streams of its steps. Between two H200 what ranks exchange beside a step of
+  // `large` costs it 4.0 ms then, 5.0 where it goes first (2026-11-28).
+  const auto peers = cuda::PeerFunctions::get();
+  const cuda::CUresult made =
+      peers.ok() ? (*peers)->cuStreamCreateWithPriority(&out->stream_, cuda::kStreamNonBlocking,
+                                                        cuda::kHighestPriority)
+                 : device.api().cuStreamCreate(&out->stream_, cuda::kStreamNonBlocking);
   if (Status s = device.driver().check(made, "cuStreamCreate"); !s.ok()) return s;
   if (Status s = out->push(store, {kValues, kCopies}); !s.ok()) return s;
   return out;

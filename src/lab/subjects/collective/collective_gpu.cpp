@@ -112,10 +112,7 @@ Status GpuWork::allocate() {
   if (!peers.ok()) return peers.status();
   peer_api_ = *peers;
   const std::size_t element = size_of(problem_.dtype);
-  // As a step's: what ranks exchange goes first.
-  Status status = check(peer_api_->cuStreamCreateWithPriority(&stream_, cuda::kStreamNonBlocking,
-                                                              cuda::kHighestPriority),
-                        "cuStreamCreateWithPriority");
+  Status status = check(api_.cuStreamCreate(&stream_, cuda::kStreamNonBlocking), "cuStreamCreate");
   for (cuda::CUevent* event : {&first_, &last_}) {
     if (status.ok()) {
       status = check(api_.cuEventCreate(event, cuda::kEventDefault), "cuEventCreate");

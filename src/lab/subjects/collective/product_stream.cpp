@@ -4,6 +4,8 @@
 #include <random>
 #include <vector>
 
+#include "runtime/cuda/peers.h"
+
 namespace flashlab::lab {
 namespace {
 
@@ -41,7 +43,12 @@ Status ProductStream::make() {
   auto prepared = library_->prepare(product_);
   if (!prepared.ok()) return prepared.status();
   prepared_ = *prepared;
-  Status status = check(api_.cuStreamCreate(&stream_, cuda::kStreamNonBlocking), "cuStreamCreate");
+  // As a step's stream: what ranks exchange takes what it leaves.
+  const auto peers = cuda::PeerFunctions::get();
+  if (!peers.ok()) return peers.status();
+  Status status = check((*peers)->cuStreamCreateWithPriority(&stream_, cuda::kStreamNonBlocking,
+                                                             cuda::kHighestPriority),
+                        "cuStreamCreateWithPriority");
   for (cuda::CUevent* event : {&first_, &last_}) {
     if (!status.ok()) return status;
     status = check(api_.cuEventCreate(event, cuda::kEventDefault), "cuEventCreate");

@@ -7,10 +7,11 @@ if(FLASHLAB_BUILD_CLI)
   flashlab_test(train_cuda_test SOURCES train_cuda_test.cpp train_lowering_test.cpp
     LIBRARIES flashlab_train)
   flashlab_test(train_kernels_test SOURCES train_kernels_test.cpp train_kernels_rows.cpp
-    train_kernels_tokens.cpp train_kernels_hostile.cpp LIBRARIES flashlab_train)
+    train_kernels_tokens.cpp train_kernels_heads.cpp train_kernels_hostile.cpp
+    LIBRARIES flashlab_train)
   if(TARGET flashlab_emulated)
     flashlab_test(train_emulated_test SOURCES train_emulated_test.cpp train_kernels_rows.cpp
-      train_kernels_tokens.cpp train_kernels_hostile.cpp
+      train_kernels_tokens.cpp train_kernels_heads.cpp train_kernels_hostile.cpp
       LIBRARIES flashlab_train flashlab_emulated)
     flashlab_test(train_emulated_ranks_test SOURCES train_emulated_ranks_test.cpp
       LIBRARIES flashlab_train flashlab_emulated)

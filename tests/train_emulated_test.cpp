@@ -41,7 +41,22 @@ std::vector<KernelCase> emulated_cases() {
                                     "cross_entropy_151936",
                                     "cross_entropy_151936_loss",
                                     "mean_loss_shares",
-                                    "softmax_backward"};
+                                    "softmax_backward",
+                                    "one_plus_norm",
+                                    "one_plus_norm_backward",
+                                    "head_norm_128",
+                                    "head_norm_24_backward",
+                                    "head_norm_6_backward_again",
+                                    "head_norm_288",
+                                    "head_norm_288_backward",
+                                    "rope_halves_128",
+                                    "rope_halves_6_back",
+                                    "scaled_angles_of_one_position",
+                                    "geglu_45",
+                                    "geglu_264_backward",
+                                    "softcap_45",
+                                    "softcap_264_backward",
+                                    "scale_45"};
   std::vector<KernelCase> out = all_cases();
   std::erase_if(out, [&](const KernelCase& each) {
     return !emulates_all() && std::ranges::find(kNames, each.name) == std::end(kNames);
@@ -184,6 +199,7 @@ TEST_P(TrainEmulatedSteps, AreTheCpusInFp64) {
   const StepCase& each = GetParam();
   ModelConfig model = small_model(each.family);
   model.dropout = each.dropout;
+  if (each.family == Family::kGemma2) model.logits_softcap = 3;
   const StepOptions options = {.batch = 1,
                                .accumulate = 2,
                                .precision = each.precision,
@@ -219,7 +235,9 @@ TEST_P(TrainEmulatedSteps, AreTheCpusInFp64) {
 INSTANTIATE_TEST_SUITE_P(
     Cases, TrainEmulatedSteps,
     ::testing::Values(StepCase{"course_unfused", Family::kCourse, false, 0, Precision::kFp32, 1e-5},
-                      StepCase{"gpt2_bf16", Family::kGpt2, true, 0.25, Precision::kBf16, 3e-2}),
+                      StepCase{"gpt2_bf16", Family::kGpt2, true, 0.25, Precision::kBf16, 3e-2},
+                      StepCase{"qwen3", Family::kQwen3, true, 0, Precision::kFp32, 1e-5},
+                      StepCase{"gemma2", Family::kGemma2, true, 0, Precision::kFp32, 2e-4}),
     [](const auto& info) { return info.param.name; });
 
 // ---------------------------------------------------------------------------------------------

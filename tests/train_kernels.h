@@ -179,6 +179,8 @@ void run_pointwise(Problem& p, Pointwise function, TensorId a, TensorId b, std::
 std::vector<KernelCase> row_cases();
 /// Tokens and positions: embedding, RoPE, the parts of attention, the loss.
 std::vector<KernelCase> token_cases();
+/// Heads, gates and caps of other families.
+std::vector<KernelCase> head_cases();
 /// Numbers at which elementwise functions saturate, wrap, underflow or are no numbers.
 std::vector<KernelCase> hostile_cases(double largest_logit);
 /// A GPU multiplies a logit by log2 e before it takes the maximum from it: beyond this the rounding
@@ -188,6 +190,7 @@ inline constexpr double kLargestGpuLogit = 1e4;
 inline std::vector<KernelCase> all_cases() {
   std::vector<KernelCase> out = row_cases();
   for (KernelCase& each : token_cases()) out.push_back(std::move(each));
+  for (KernelCase& each : head_cases()) out.push_back(std::move(each));
   return out;
 }
 

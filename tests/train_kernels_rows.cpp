@@ -6,10 +6,15 @@ namespace {
 struct Norm {
   bool layer = false;
   std::int64_t rows = 0, width = 0;
-  bool accumulate = false, column_sum = false;
+  bool accumulate = false, column_sum = false, one_plus = false;
   RowsAttributes attributes() const {
-    return {.rows = rows, .width = width, .epsilon = 1e-5, .accumulate = accumulate};
+    return {.rows = rows,
+            .width = width,
+            .epsilon = 1e-5,
+            .accumulate = accumulate,
+            .one_plus_weight = one_plus};
   }
+  double factor(double weight) const { return one_plus ? 1 + weight : weight; }
 };
 
 struct Moments {
@@ -48,9 +53,9 @@ Problem norm_forward(Element type, const Norm& n) {
     const auto row = static_cast<std::size_t>(r);
     for (std::int64_t c = 0; c < n.width; ++c) {
       const auto column = static_cast<std::size_t>(c);
-      out[at(r, n.width, c)] =
-          p.of(weight)[column] * (p.of(x)[at(r, n.width, c)] - m.mean[row]) * m.rstd[row] +
-          (n.layer ? p.of(bias)[column] : 0);
+      out[at(r, n.width, c)] = n.factor(p.of(weight)[column]) *
+                                   (p.of(x)[at(r, n.width, c)] - m.mean[row]) * m.rstd[row] +
+                               (n.layer ? p.of(bias)[column] : 0);
     }
   }
   p.expect(y, std::move(out));
@@ -88,7 +93,7 @@ Problem norm_backward(Element type, const Norm& n) {
     for (std::int64_t c = 0; c < n.width; ++c) {
       const auto column = static_cast<std::size_t>(c);
       const double normed = (p.of(x)[at(r, n.width, c)] - m.mean[row]) * m.rstd[row];
-      const double g = p.of(dy)[at(r, n.width, c)] * p.of(weight)[column];
+      const double g = p.of(dy)[at(r, n.width, c)] * n.factor(p.of(weight)[column]);
       all += g;
       along += g * normed;
       dw_wanted[column] += p.of(dy)[at(r, n.width, c)] * normed;
@@ -98,7 +103,7 @@ Problem norm_backward(Element type, const Norm& n) {
     for (std::int64_t c = 0; c < n.width; ++c) {
       const auto column = static_cast<std::size_t>(c);
       const double normed = (p.of(x)[at(r, n.width, c)] - m.mean[row]) * m.rstd[row];
-      const double g = p.of(dy)[at(r, n.width, c)] * p.of(weight)[column];
+      const double g = p.of(dy)[at(r, n.width, c)] * n.factor(p.of(weight)[column]);
       const double before = n.accumulate ? p.of(dx)[at(r, n.width, c)] : 0;
       const double value =
           before + m.rstd[row] * (g - (n.layer ? all / width : 0) - normed * along / width);
@@ -264,6 +269,9 @@ std::vector<KernelCase> row_cases() {
       add(name + "_backward_sums", [summed](Element type) { return norm_backward(type, summed); });
     }
   }
+  const Norm one_plus = {.rows = 300, .width = 776, .one_plus = true};
+  add("one_plus_norm", [=](Element type) { return norm_forward(type, one_plus); });
+  add("one_plus_norm_backward", [=](Element type) { return norm_backward(type, one_plus); });
   add("column_sum", [](Element type) { return column_sum(type, 1000, 768); });
   add("gelu_backward_sums", [](Element type) { return gelu_backward_sums(type, 1000, 776); });
   add("gelu_backward_sums_odd", [](Element type) { return gelu_backward_sums(type, 77, 45); });

@@ -51,10 +51,15 @@ double saved_mib(const StepPlan& plan, std::size_t layers) {
 
 TEST(TrainModel, NamedSizesHaveTheirPublishedParameters) {
   const std::pair<const char*, std::int64_t> kCounts[] = {
-      {"small", 128'625'408},     {"medium", 423'183'360},    {"large", 969'411'840},
-      {"xl-2025", 1'998'235'200}, {"xl-2026", 3'406'809'600}, {"2.7B", 3'406'809'600},
-      {"10B", 12'832'823'808},    {"notebook", 76'372'480},   {"gpt2", 124'439'808},
-      {"gpt2-xl", 1'557'611'200}};
+      {"small", 128'625'408},        {"medium", 423'183'360},
+      {"large", 969'411'840},        {"xl-2025", 1'998'235'200},
+      {"xl-2026", 3'406'809'600},    {"2.7B", 3'406'809'600},
+      {"10B", 12'832'823'808},       {"notebook", 76'372'480},
+      {"gpt2", 124'439'808},         {"gpt2-xl", 1'557'611'200},
+      {"llama3-8B", 8'030'261'248},  {"llama3.2-1B", 1'235'814'400},
+      {"qwen2.5-0.5B", 494'032'768}, {"qwen3-0.6B", 596'049'920},
+      {"smollm2-135M", 134'515'008}, {"mistral-7B-v0.1", 7'241'732'096},
+      {"gemma2-2B", 2'614'341'888}};
   for (const auto& [name, count] : kCounts) {
     const Result<ModelConfig> model = find_model(name);
     ASSERT_TRUE(model.ok()) << name;
@@ -86,6 +91,12 @@ TEST(TrainModel, FilesAreReadAndRefused) {
       {R"({"layers": 0})", "1 to 2^31"},
       {R"({"dropout": 1})", "0 to below 1"},
       {R"({"model": "xl"})", "xl-2025"},
+      {R"({"family": "llama", "key_heads": 5})", "key_heads: got 5, expected a divisor of the 12"},
+      {R"({"family": "llama", "window": 5})", "window: got llama has it"},
+      {R"({"family": "gemma2", "rope_scaling": {"facter": 8}})",
+       "did you mean rope_scaling.factor"},
+      {R"({"family": "lama"})", "family: got string, expected \"course\""},
+      {R"({"tied": true})", "tied: got course has it, expected a model of llama"},
       {"[1]", "JSON object"},
       {"{", "no JSON"}};
   for (const auto& [text, expected] : kBad) {

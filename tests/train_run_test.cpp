@@ -350,7 +350,7 @@ std::filesystem::path parity_record(Family family) {
 TEST(TrainParity, StepsAreThoseOfPyTorch) {
   const Result<Context> context = Context::create({.threads = 2});
   ASSERT_TRUE(context.ok());
-  for (const Family family : {Family::kCourse, Family::kGpt2}) {
+  for (const Family family : all_families()) {
     for (const Precision precision : {Precision::kFp64, Precision::kFp32, Precision::kBf16}) {
       const Result<ParityReport> report = check_parity(*context, parity_record(family), precision);
       ASSERT_TRUE(report.ok()) << report.status().message();
@@ -366,16 +366,26 @@ TEST(TrainParity, StepsAreThoseOfPyTorch) {
 TEST_F(TrainFiles, ARecordOfAnotherRunIsWrong) {
   const Result<Context> context = Context::create({.threads = 2});
   ASSERT_TRUE(context.ok());
-  const std::filesystem::path record = folder_ / "course.json";
-  const std::string text = *read_file(parity_record(Family::kCourse));
-  std::filesystem::path tensors = parity_record(Family::kCourse);
-  std::filesystem::copy(tensors.replace_extension(".safetensors"), folder_);
-  const std::pair<const char*, const char*> kChanges[] = {
-      {"\"beta2\": 0.95", "\"beta2\": 0.951"},
-      {"\"max_norm\": 1.0", "\"max_norm\": 0.9"},
-      {"\"heads\": 2", "\"heads\": 1"}};
-  for (const auto& [from, to] : kChanges) {
-    std::string changed = text;
+  const std::filesystem::path record = folder_ / "record.json";
+  const struct {
+    Family family;
+    const char *from, *to;
+  } kChanges[] = {{Family::kCourse, "\"beta2\": 0.95", "\"beta2\": 0.951"},
+                  {Family::kCourse, "\"max_norm\": 1.0", "\"max_norm\": 0.9"},
+                  {Family::kCourse, "\"heads\": 2", "\"heads\": 1"},
+                  {Family::kLlama, "\"original\": 128", "\"original\": 127"},
+                  {Family::kLlama, "\"low\": 1.0", "\"low\": 1.1"},
+                  {Family::kMistral, "\"window\": 3", "\"window\": 4"},
+                  {Family::kGemma2, "\"window_every\": 2", "\"window_every\": 1"},
+                  {Family::kGemma2, "\"score_size\": 9.0", "\"score_size\": 0"},
+                  {Family::kGemma2, "\"attention_softcap\": 2.0", "\"attention_softcap\": 0"},
+                  {Family::kGemma2, "\"logits_softcap\": 3.0", "\"logits_softcap\": 0"}};
+  for (const auto& [family, from, to] : kChanges) {
+    std::filesystem::path tensors = parity_record(family), copy = record;
+    std::filesystem::copy_file(tensors.replace_extension(".safetensors"),
+                               copy.replace_extension(".safetensors"),
+                               std::filesystem::copy_options::overwrite_existing);
+    std::string changed = *read_file(parity_record(family));
     const std::size_t at = changed.find(from);
     ASSERT_NE(at, std::string::npos) << from;
     ASSERT_TRUE(write_file(record, changed.replace(at, std::strlen(from), to)).ok());

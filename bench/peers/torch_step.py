@@ -135,6 +135,8 @@ class Gpt2(nn.Module):
 
 
 def make_model(m):
+    if m["family"] not in ("course", "gpt2"):
+        raise NotImplementedError(f"PyTorch's text here has no {m['family']}: course or gpt2")
     return (Gpt2 if m["family"] == "gpt2" else Course)(m)
 
 

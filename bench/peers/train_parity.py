@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The models of `flashlab train` in PyTorch, as a record that `flashlab check step` compares with.
 
-  bench/peers/train_parity.py FOLDER [--family course,gpt2] [--size W,H,L,N] [--bf16]
+  bench/peers/train_parity.py FOLDER [--family course,gpt2,llama,...] [--size W,H,L,N] [--bf16]
 
 Writes FOLDER/<family>.json and .safetensors: weights under their checkpoint names, tokens and
 targets of every step, losses, the gradients of the first step and the weights after the last. All
@@ -20,6 +20,7 @@ import torch
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import torch_step  # noqa: E402  pylint: disable=wrong-import-position
+import train_families  # noqa: E402  pylint: disable=wrong-import-position
 
 OPTIMIZER = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8,
              "weight_decay": 0.1, "max_norm": 1.0}
@@ -44,6 +45,8 @@ def save(path, tensors):
 
 def checkpoint_names(family, name, value):
     """(name in files, value there) of a parameter of torch_step's models."""
+    if family in train_families.FAMILIES:
+        return [(name.removeprefix("weights.").replace("/", "."), value)]
     if family == "gpt2":
         for ours, theirs in ((".c_attn", ".attn.c_attn"), (".c_proj", ".attn.c_proj"),
                              (".c_fc", ".mlp.c_fc"), (".mlp_proj", ".mlp.c_proj")):
@@ -72,7 +75,8 @@ def collect(tensors, prefix, family, named):
 def gradients(model, tokens, targets, low=None):
     model.zero_grad(set_to_none=True)
     with torch.autocast(tokens.device.type, low, enabled=low is not None):
-        loss = torch_step.loss_of(model, tokens, targets)
+        ours = isinstance(model, train_families.Model)
+        loss = (train_families if ours else torch_step).loss_of(model, tokens, targets)
     loss.backward()
     return loss.item(), [(name, p.grad.clone()) for name, p in model.named_parameters()]
 
@@ -80,13 +84,17 @@ def gradients(model, tokens, targets, low=None):
 def record(folder, m, arguments):
     torch.manual_seed(336)
     device = torch.device(arguments.device)
-    model = torch_step.make_model(m)
+    plain = m["family"] in train_families.FAMILIES
+    make = train_families.Model if plain else torch_step.make_model
+    model = make(m)
+    near_zero = m["family"] == "gemma2"  # it adds the 1 itself
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() > 1:
-                p.normal_(0, 0.05)
+                p.normal_(0, 0.3 * (12 / m["width"]) ** 0.5 if plain else 0.05)
             else:  # norms near 1, biases near 0, none of them trivial
-                p.copy_((0.0 if name.endswith("bias") else 1.0) + 0.1 * torch.randn_like(p))
+                zero = near_zero or name.endswith("bias")
+                p.copy_((0.0 if zero else 1.0) + 0.1 * torch.randn_like(p))
             p.copy_(p.bfloat16().float())  # exact in every type
     model = model.double().to(device)
     if m["family"] == "course":  # the angles in fp64 too, as ours are
@@ -97,7 +105,7 @@ def record(folder, m, arguments):
     tensors = {"tokens": tokens.double().cpu().numpy(), "targets": targets.double().cpu().numpy()}
     collect(tensors, "weights.", m["family"], model.named_parameters())
     if arguments.bf16:
-        single = torch_step.make_model(m).to(device)
+        single = make(m).to(device)
         single.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
         _, mixed = gradients(single, tokens[0], targets[0], torch.bfloat16)
         collect(tensors, "gradients_bf16.", m["family"], mixed)
@@ -117,7 +125,9 @@ def record(folder, m, arguments):
         optimizer.step()
     collect(tensors, "after.", m["family"], model.named_parameters())
     keys = ("family", "vocabulary", "context", "width", "hidden", "layers", "heads")
-    head = {"made_by": f"torch {torch.__version__}", "model": {key: m[key] for key in keys},
+    more = train_families.SMALL.get(m["family"], {})
+    head = {"made_by": f"torch {torch.__version__}",
+            "model": {key: m[key] for key in (*keys, *more)},
             "batch": arguments.batch, "optimizer": OPTIMIZER, "tolerance": TOLERANCE,
             "losses": losses}
     with open(f"{folder}/{m['family']}.json", "w", encoding="utf-8") as file:
@@ -142,7 +152,9 @@ def main():
     width, hidden, layers, heads = map(int, arguments.size.split(","))
     os.makedirs(arguments.folder, exist_ok=True)
     for family in arguments.family.split(","):
+        more = train_families.SMALL.get(family, {})
         record(arguments.folder, {
+            **more, "rope_theta": 10000.0, "norm_epsilon": 1e-5,
             "family": family, "vocabulary": arguments.vocabulary, "context": arguments.context,
             "width": width, "hidden": hidden, "layers": layers, "heads": heads,
             "theta": 10000.0, "epsilon": 1e-5, "attention": ""}, arguments)

@@ -20,14 +20,16 @@ std::vector<FlagSpec> flags_of_training() {
   return {
       {"--size", "", "NAME", kValue, kModels, kModel,
        "tiny, small, medium, large, xl-2025, xl-2026 (= 2.7B), 10B, notebook, course-medium, gpt2, "
-       "gpt2-medium, gpt2-large, gpt2-xl (default: train tiny, explain step small; generate: "
-       "random "
-       "weights of this size)"},
+       "gpt2-medium, gpt2-large, gpt2-xl, llama3-8B, llama3.2-1B, qwen2.5-0.5B, qwen3-0.6B, "
+       "smollm2-135M, mistral-7B-v0.1, gemma2-2B (default: train tiny, explain step small; "
+       "generate: "
+       "random weights of this size)"},
       {"--config", "", "FILE", kFile, kPlanned, kModel,
        "a JSON file: of the whole run (train) or of the model (explain step); flags go over it"},
       {"--init", "", "PATH", kFolder, kTrain, kModel,
-       "weights to begin with: a run, a folder of Hugging Face (GPT-2, Llama without groups), or "
-       "llm.c's .bin; step 0, no moments"},
+       "weights to begin with: a run, a folder of Hugging Face (GPT-2, Llama, Mistral, Qwen 2 and "
+       "3, "
+       "Gemma 2), or llm.c's .bin; step 0, no moments"},
       {"--context", "", "N", kValue, kStep, kModel, "tokens that the model sees at once"},
       {"--layers", "", "N", kValue, kSizes, kModel, "blocks"},
       {"--heads", "", "N", kValue, kSizes, kModel, "attention heads, a divisor of --width"},

@@ -70,6 +70,42 @@ def llama():
         num_attention_heads=SIZES["heads"], num_key_value_heads=SIZES["heads"])))
 
 
+# What small models of the other families have beside these sizes.
+USUAL = {"vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT, "hidden_size": 64,
+         "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2}
+
+
+def llama3():
+    return drawn(transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        **USUAL, tie_word_embeddings=True, rope_parameters={
+            "rope_theta": 500000.0, "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 32})))
+
+
+def mistral():
+    return drawn(transformers.MistralForCausalLM(transformers.MistralConfig(
+        **USUAL, head_dim=24, sliding_window=11)))
+
+
+def qwen2():
+    return drawn(transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
+        **USUAL, tie_word_embeddings=True)))
+
+
+def qwen3():
+    return drawn(transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**USUAL, head_dim=32)))
+
+
+def gemma2():
+    return drawn(transformers.Gemma2ForCausalLM(transformers.Gemma2Config(
+        **USUAL, head_dim=32, query_pre_attn_scalar=24, sliding_window=9,
+        attn_logit_softcapping=3.0, final_logit_softcapping=4.0, attn_implementation="eager")))
+
+
+FAMILIES = (llama3, mistral, qwen2, qwen3, gemma2)
+
+
 def loss_by_windows(model, ids, window, stride):
     """(nats, tokens): every token but the first once, as docs/training.md says."""
     nats, begin, scored = 0.0, 0, 1
@@ -111,7 +147,7 @@ class Weights(unittest.TestCase):
     def opened(self, folder):
         """transformers' model of a folder, in which no key is missing or too much."""
         model, told = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, output_loading_info=True)
+            folder, output_loading_info=True, attn_implementation="eager")
         for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             self.assertFalse(told[what], what)
         return model.eval()
@@ -120,7 +156,7 @@ class Weights(unittest.TestCase):
         words = byte_pairs()
         ids = words.encode(TEXT, add_special_tokens=False)
         self.assertLess(max(ids), VOCABULARY - 7)  # the table has rows that no word has
-        for make in (gpt2, llama):
+        for make in (gpt2, llama, *FAMILIES):
             model = make()
             for more in ({}, {"max_shard_size": "60KB"}):
                 folder = self.path(make.__name__ + str(len(more)))
@@ -142,7 +178,7 @@ class Weights(unittest.TestCase):
 
     def test_greedy_text_is_the_same(self):
         words = byte_pairs()
-        for make in (gpt2, llama):
+        for make in (gpt2, llama, *FAMILIES):
             model, folder = make(), self.path(make.__name__)
             model.save_pretrained(folder)
             words.save_pretrained(folder)
@@ -164,7 +200,13 @@ class Weights(unittest.TestCase):
             self.assertEqual(made, expected + b"\n")
 
     def test_training_begins_where_transformers_ended(self):
-        model, folder, run = gpt2(), self.path("hf"), self.path("run")
+        for make in (gpt2, *FAMILIES):
+            with self.subTest(family=make.__name__):
+                self.train_from(make)
+
+    def train_from(self, make):
+        model = make()
+        folder, run = self.path("hf" + make.__name__), self.path("run" + make.__name__)
         words = byte_pairs()
         model.save_pretrained(folder)
         words.save_pretrained(folder)

@@ -25,7 +25,8 @@ struct Step {
 
 // Both families in both types, fp16 with its scaled loss, a width of several warps, dropout, a
 // vocabulary whose rows are not aligned, the textbook's operations, one token at a time, a
-// vocabulary whose rows of logits a multiprocessor does not hold, and one rank of two.
+// vocabulary whose rows of logits a multiprocessor does not hold, one rank of two, and families
+// with grouped heads: scaled angles, norms of heads, 1 + weight, GEGLU and softcaps.
 constexpr Step kSteps[] = {
     {"small", train::Precision::kBf16},
     {"small", train::Precision::kFp32},
@@ -37,7 +38,10 @@ constexpr Step kSteps[] = {
     {"small", train::Precision::kBf16, 0, true},
     {"small", train::Precision::kBf16, 0, false, train::StepMode::kDecode},
     {.model = "small", .precision = train::Precision::kBf16, .vocabulary = 151936},
-    {.model = "small", .precision = train::Precision::kBf16, .ranks = 2}};
+    {.model = "small", .precision = train::Precision::kBf16, .ranks = 2},
+    {"llama3.2-1B", train::Precision::kBf16},
+    {"qwen3-0.6B", train::Precision::kBf16},
+    {"gemma2-2B", train::Precision::kBf16}};
 
 KernelVariant variant_of(const Step& step, const runtime::Step& made,
                          const runtime::KernelWork& work) {

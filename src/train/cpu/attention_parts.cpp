@@ -19,7 +19,8 @@ void rope_angles(const Call<T>& call) {
     for (std::int64_t position = first; position < first + count; ++position) {
       for (std::int64_t i = 0; i < half; ++i) {
         const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(a.head_dim);
-        const double angle = static_cast<double>(start + position) * std::pow(a.theta, exponent);
+        const double frequency = scaled_frequency(std::pow(a.theta, exponent), a.scaling);
+        const double angle = static_cast<double>(start + position) * frequency;
         cosine[position * half + i] = static_cast<T>(std::cos(angle));
         sine[position * half + i] = static_cast<T>(std::sin(angle));
       }
@@ -27,26 +28,28 @@ void rope_angles(const Call<T>& call) {
   });
 }
 
-// (x, y) -> (cos x - sin y, sin x + cos y) for neighbouring elements of q and k; in backward by the
-// negative angle. v, the last third of a row, stays.
+// (x, y) -> (cos x - sin y, sin x + cos y) for neighbouring elements of q and k, or for those of a
+// head's halves; in backward by the negative angle. v, the end of a row, stays.
 template <class T>
 void rope(const Call<T>& call) {
   const auto& a = call.template attributes<RopeAttributes>();
-  const std::int64_t half = a.head_dim / 2, row_elements = 3 * a.heads * a.head_dim;
+  const std::int64_t half = a.head_dim / 2, row_elements = (a.heads + 2 * a.kv()) * a.head_dim;
   const T* cosine = call.in(Slot::kCosine);
   const T* sine = call.in(Slot::kSine);
   T* qkv = call.out(Slot::kQkv);
   const T sign = a.inverse ? T(-1) : T(1);
+  const std::int64_t step = a.halves ? 1 : 2, apart = a.halves ? half : 1;
   call.parallel(a.batch * a.context, 32, [&](std::int64_t first, std::int64_t rows) {
     for (std::int64_t row = first; row < first + rows; ++row) {
       const T* c = cosine + row % a.context * half;
       const T* s = sine + row % a.context * half;
-      for (std::int64_t head = 0; head < 2 * a.heads; ++head) {
+      for (std::int64_t head = 0; head < a.heads + a.kv(); ++head) {
         T* x = qkv + row * row_elements + head * a.head_dim;
         for (std::int64_t i = 0; i < half; ++i) {
-          const T even = x[2 * i], odd = x[2 * i + 1], turn = sign * s[i];
-          x[2 * i] = c[i] * even - turn * odd;
-          x[2 * i + 1] = turn * even + c[i] * odd;
+          T &low = x[step * i], &high = x[step * i + apart];
+          const T even = low, odd = high, turn = sign * s[i];
+          low = c[i] * even - turn * odd;
+          high = turn * even + c[i] * odd;
         }
       }
     }

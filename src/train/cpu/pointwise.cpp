@@ -14,6 +14,12 @@ T silu_slope(T x) {
   return sigmoid * (1 + x * (1 - sigmoid));
 }
 
+// Of the tangent that softcap ended with.
+template <class T>
+T softcap_slope(T tangent) {
+  return (1 - tangent) * (1 + tangent);
+}
+
 }  // namespace
 
 template <class T>
@@ -22,6 +28,7 @@ void pointwise(const Call<T>& call) {
   const T* a = call.in(Slot::kA);
   const T* b = call.in(Slot::kB);
   T* y = call.out(Slot::kY);
+  const T factor = static_cast<T>(p.factor);
   call.parallel(p.rows, 32, [&](std::int64_t first, std::int64_t rows) {
     const std::int64_t begin = first * p.width, end = begin + rows * p.width;
     switch (p.function) {
@@ -41,6 +48,15 @@ void pointwise(const Call<T>& call) {
         break;
       case Pointwise::kSiluBackward:
         for (std::int64_t i = begin; i < end; ++i) y[i] = a[i] * silu_slope(b[i]);
+        break;
+      case Pointwise::kScale:
+        for (std::int64_t i = begin; i < end; ++i) y[i] = factor * a[i];
+        break;
+      case Pointwise::kSoftcap:
+        for (std::int64_t i = begin; i < end; ++i) y[i] = factor * std::tanh(a[i] / factor);
+        break;
+      case Pointwise::kSoftcapBackward:
+        for (std::int64_t i = begin; i < end; ++i) y[i] = a[i] * softcap_slope(b[i] / factor);
         break;
       case Pointwise::kCopy:
         std::copy(a + begin, a + end, y + begin);

@@ -44,6 +44,9 @@ struct KernelTable {
   /// y = silu(gate) up.   gate_up [rows, 2 hidden]  y [rows, hidden]
   void (*swiglu)(const T* gate_up, T* y, int64_t rows, int64_t hidden);
   void (*swiglu_backward)(const T* dy, const T* gate_up, T* dgate_up, int64_t rows, int64_t hidden);
+  /// y = gelu(gate) up likewise.
+  void (*geglu)(const T* gate_up, T* y, int64_t rows, int64_t hidden);
+  void (*geglu_backward)(const T* dy, const T* gate_up, T* dgate_up, int64_t rows, int64_t hidden);
   /// The tanh form of GELU.
   void (*gelu)(const T* x, T* y, int64_t count);
   void (*gelu_backward)(const T* dy, const T* x, T* dx, int64_t count);
@@ -308,18 +311,51 @@ void gelu(const T* x, T* y, int64_t count) {
 
 /// d gelu = (1 + t)/2 + x/2 (1 - t^2) sqrt(2/pi) (1 + 3 c x^2).
 template <class T>
-void gelu_backward(const T* dy, const T* x, T* dx, int64_t count) {
+HWY_INLINE Vector<T> gelu_slope(Vector<T> v, Vector<T> t) {
   const Vector<T> half = set<T>(0.5), one = set<T>(1);
+  // 1 - t^2 is 0 long before x^2 overflows: their product must not be 0 times infinity.
+  const Vector<T> inner =
+      hn::Min(hn::Mul(set<T>(kGeluScale), hn::MulAdd(set<T>(3 * kGeluCube), hn::Mul(v, v), one)),
+              hn::Set(Tag<T>(), hwy::HighestValue<T>()));
+  const Vector<T> curve = hn::Mul(hn::Mul(v, hn::NegMulAdd(t, t, one)), inner);
+  return hn::Mul(half, hn::Add(hn::Add(one, t), curve));
+}
+
+template <class T>
+void gelu_backward(const T* dy, const T* x, T* dx, int64_t count) {
   each_vector<T>(count, [&](int64_t i, int64_t n) {
     const Vector<T> v = load(x + i, n), t = gelu_tanh<T>(v);
-    // 1 - t^2 is 0 long before x^2 overflows: their product must not be 0 times infinity.
-    const Vector<T> inner =
-        hn::Min(hn::Mul(set<T>(kGeluScale), hn::MulAdd(set<T>(3 * kGeluCube), hn::Mul(v, v), one)),
-                hn::Set(Tag<T>(), hwy::HighestValue<T>()));
-    const Vector<T> curve = hn::Mul(hn::Mul(v, hn::NegMulAdd(t, t, one)), inner);
-    const Vector<T> slope = hn::Mul(half, hn::Add(hn::Add(one, t), curve));
-    store(hn::Mul(load(dy + i, n), slope), dx + i, n);
+    store(hn::Mul(load(dy + i, n), gelu_slope<T>(v, t)), dx + i, n);
   });
+}
+
+template <class T>
+void geglu(const T* gate_up, T* y, int64_t rows, int64_t hidden) {
+  const Vector<T> half = set<T>(0.5), one = set<T>(1);
+  for (int64_t row = 0; row < rows; ++row, gate_up += 2 * hidden, y += hidden) {
+    each_vector<T>(hidden, [&](int64_t i, int64_t n) {
+      const Vector<T> g = load(gate_up + i, n), u = load(gate_up + hidden + i, n);
+      const Vector<T> gelu = hn::Mul(hn::Mul(half, g), hn::Add(one, gelu_tanh<T>(g)));
+      store(hn::Mul(gelu, u), y + i, n);
+    });
+  }
+}
+
+template <class T>
+void geglu_backward(const T* dy, const T* gate_up, T* dgate_up, int64_t rows, int64_t hidden) {
+  const Vector<T> half = set<T>(0.5), one = set<T>(1);
+  for (int64_t row = 0; row < rows; ++row) {
+    each_vector<T>(hidden, [&](int64_t i, int64_t n) {
+      const Vector<T> g = load(gate_up + i, n), u = load(gate_up + hidden + i, n);
+      const Vector<T> d = load(dy + i, n), t = gelu_tanh<T>(g);
+      const Vector<T> gelu = hn::Mul(hn::Mul(half, g), hn::Add(one, t));
+      store(hn::Mul(hn::Mul(d, u), gelu_slope<T>(g, t)), dgate_up + i, n);
+      store(hn::Mul(d, gelu), dgate_up + hidden + i, n);
+    });
+    dy += hidden;
+    gate_up += 2 * hidden;
+    dgate_up += 2 * hidden;
+  }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -438,6 +474,8 @@ constexpr KernelTable<T> make_table(const char* name) {
           .layer_norm_backward = &layer_norm_backward<T>,
           .swiglu = &swiglu<T>,
           .swiglu_backward = &swiglu_backward<T>,
+          .geglu = &geglu<T>,
+          .geglu_backward = &geglu_backward<T>,
           .gelu = &gelu<T>,
           .gelu_backward = &gelu_backward<T>,
           .softmax_row = &softmax_row<T>,

@@ -1,6 +1,8 @@
 #include "train/cuda/column_sums.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "train/cuda/kernel_steps.h"
 
@@ -10,14 +12,25 @@ namespace {
 constexpr std::int64_t kMostPartials = std::int64_t{16} << 20;
 constexpr std::int64_t kAlignment = 256;
 
+// Elements of one sum, and whether it is added to.
+std::pair<std::int64_t, bool> sum_of(const Operation& operation) {
+  if (const auto* heads = std::get_if<HeadNormAttributes>(&operation.attributes)) {
+    return {heads->head_dim, heads->accumulate_parameters};
+  }
+  const auto& rows = std::get<RowsAttributes>(operation.attributes);
+  return {rows.width, rows.accumulate_parameters};
+}
+
 }  // namespace
 
 std::vector<TensorId> sums_over_rows(const Operation& operation) {
   std::vector<TensorId> out;
-  if (!std::holds_alternative<RowsAttributes>(operation.attributes)) return out;
+  const bool sums = std::holds_alternative<RowsAttributes>(operation.attributes) ||
+                    std::holds_alternative<HeadNormAttributes>(operation.attributes);
+  if (!sums) return out;
   for (const Operand& each : operation.outputs) {
-    const bool sum =
-        each.slot == Slot::kWeight || each.slot == Slot::kBias || each.slot == Slot::kSum;
+    const bool sum = each.slot == Slot::kWeight || each.slot == Slot::kKeyWeight ||
+                     each.slot == Slot::kBias || each.slot == Slot::kSum;
     if (sum) out.push_back(each);
   }
   return out;
@@ -38,9 +51,7 @@ ColumnSums::ColumnSums(const StepPlan& plan, const cuda::DeviceInfo& device)
     ended |= std::ranges::any_of(plan.operations[i].inputs, is_read);
     ColumnSum sum{.outs = sums_over_rows(plan.operations[i])};
     if (sum.outs.empty()) continue;
-    const auto& a = std::get<RowsAttributes>(plan.operations[i].attributes);
-    sum.width = a.width;
-    sum.accumulate = a.accumulate_parameters;
+    std::tie(sum.width, sum.accumulate) = sum_of(plan.operations[i]);
     sum.blocks =
         blocks_of_sums(plan, plan.operations[i], static_cast<int>(sum.outs.size()), device);
     ended |= std::ranges::any_of(sum.outs, is_open);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "train/cpu/random.h"
 #include "train/cuda/kernel_config.h"
@@ -124,6 +125,9 @@ std::int64_t optimizer_norm_blocks(const cuda::DeviceInfo& device) {
 
 int blocks_of_sums(const StepPlan& plan, const Operation& operation, int sums,
                    const cuda::DeviceInfo& device) {
+  if (operation.kind == OperationKind::kHeadNormBackward) {
+    return head_norm_blocks(plan, operation, device);
+  }
   const auto& a = std::get<RowsAttributes>(operation.attributes);
   const std::int64_t bytes = size_of(plan.tensor(operation.in(Slot::kX)).element);
   if (!operation.has(Slot::kRstd)) return column_blocks(a, bytes, device);
@@ -249,7 +253,8 @@ Status norm(KernelSteps& k, const Operation& operation) {
       backward ? norm_backward_shape(a.width, bytes, static_cast<int>(sums), k.device)
                : norm_forward_shape(a.width, bytes, layer, k.device);
   ConfigPrinter config = config_of("kElement", k.element(x));
-  config.boolean("kLayer", layer).integer("kWidth", a.width).integer("kVector", shape.vector);
+  config.boolean("kLayer", layer).boolean("kOnePlus", a.one_plus_weight);
+  config.integer("kWidth", a.width).integer("kVector", shape.vector);
   config.integer("kRowThreads", shape.row_threads).integer("kPacks", shape.packs);
   config.integer("kBlock", shape.block).integer("kBlocks", shape.blocks);
   config.integer("kAhead", shape.ahead).boolean("kAccumulate", backward && a.accumulate);
@@ -304,12 +309,16 @@ Status column_sum(KernelSteps& k, const Operation& operation) {
 Status activation(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<RowsAttributes>(operation.attributes);
   const bool backward = operation.has(Slot::kDY);
-  const bool gelu =
-      operation.kind != OperationKind::kSwiGlu && operation.kind != OperationKind::kSwiGluBackward;
+  using enum OperationKind;
+  const bool geglu = operation.kind == kGeGlu || operation.kind == kGeGluBackward;
+  const bool gelu = !geglu && operation.kind != kSwiGlu && operation.kind != kSwiGluBackward;
   const TensorId x = operation.in(Slot::kX);
   const int vector = vector_of(a.width, size_of(k.element(x)));
   ConfigPrinter config = config_of("kElement", k.element(x));
-  config.boolean("kGelu", gelu).integer("kHidden", a.width).integer("kVector", vector);
+  config.boolean("kGelu", gelu)
+      .boolean("kGeGlu", geglu)
+      .integer("kHidden", a.width)
+      .integer("kVector", vector);
   ParameterBlock block(device::ActivationArguments{.rows = a.rows});
   block.pointer(FLASHLAB_AT(ActivationArguments, x), k.place(x))
       .pointer(FLASHLAB_AT(ActivationArguments, out),
@@ -357,6 +366,9 @@ Status pointwise(KernelSteps& k, const Operation& operation) {
   if (a.function == Pointwise::kCopy) config.choice("kFrom", "Element", name_of(from));
   config.integer("kFunction", static_cast<int>(a.function)).integer("kWidth", a.width);
   config.integer("kVector", vector);
+  if (a.function >= Pointwise::kScale) {
+    config.integer("kFactorBits", std::bit_cast<std::int32_t>(static_cast<float>(a.factor)));
+  }
   ParameterBlock block(device::PointwiseArguments{.elements = a.rows * a.width});
   block.pointer(FLASHLAB_AT(PointwiseArguments, a), k.place(operation.in(Slot::kA)))
       .pointer(FLASHLAB_AT(PointwiseArguments, y), k.place(operation.out(Slot::kY)));

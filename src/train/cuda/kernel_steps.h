@@ -67,6 +67,10 @@ struct KernelSteps {
   int scratch = -1;
 };
 
+/// Blocks of the kernel that leaves sums of heads' norms.
+int head_norm_blocks(const StepPlan& plan, const Operation& operation,
+                     const cuda::DeviceInfo& device);
+
 /// One function of each row of operations.inc: it prints the kernel's Config, fills its struct and
 /// names the places of its addresses.
 namespace kernels {
@@ -75,6 +79,8 @@ Status none(KernelSteps& steps, const Operation& operation);
   Status function(KernelSteps& steps, const Operation& operation);
 #include "train/plan/operations.inc"
 #undef FLASHLAB_OPERATION
+/// RoPE of a head's halves, and its angles.
+Status rope_halves(KernelSteps& steps, const Operation& operation);
 }  // namespace kernels
 
 }  // namespace flashlab::train

@@ -124,6 +124,7 @@ LogitsShape logits_shape(std::int64_t vocabulary, std::int64_t element_bytes,
 
 Status rope(KernelSteps& k, const Operation& operation) {
   const auto& a = std::get<RopeAttributes>(operation.attributes);
+  if (a.halves) return rope_halves(k, operation);
   const bool angles = operation.kind == OperationKind::kRopeAngles;
   const std::int64_t width = a.heads * a.head_dim, rows = a.batch * a.context;
   const Element type = angles ? Element::kFp32 : k.element(operation.out(Slot::kQkv));

@@ -8,21 +8,36 @@ namespace {
 // A causal row sees half of the keys; FLOPs of attention are counted over visible pairs.
 double visible_pairs(const AttentionAttributes& a) {
   const double tokens = static_cast<double>(a.context);
-  const double pairs = a.causal ? tokens * (tokens + 1) / 2 : tokens * tokens;
+  double pairs = a.causal ? tokens * (tokens + 1) / 2 : tokens * tokens;
+  if (a.window) {
+    const double hidden = tokens - 1 - static_cast<double>(*a.window->left);
+    pairs -= hidden * (hidden + 1) / 2;
+  }
   return static_cast<double>(a.batch * a.heads) * pairs;
+}
+
+RopeAttributes rope_attributes(const LayerContext& context) {
+  const ModelConfig& model = context.model;
+  return {.batch = context.batch,
+          .context = context.context,
+          .heads = model.heads,
+          .head_dim = model.head_dim(),
+          .theta = model.rope_theta,
+          .halves = context.traits().positions == PositionKind::kRopeHalves,
+          .keys = model.keys(),
+          .scaling = model.rope_scaling};
 }
 
 void rope(StepBuilder& b, TensorId qkv, const LayerContext& context) {
   const ModelConfig& model = context.model;
   const TensorId cosine = context.cosine, sine = context.sine;
-  RopeAttributes attributes = {.batch = context.batch,
-                               .context = context.context,
-                               .heads = model.heads,
-                               .head_dim = model.head_dim(),
-                               .theta = model.rope_theta};
+  RopeAttributes attributes = rope_attributes(context);
   // q and k are read and written; v is not touched.
-  const std::int64_t bytes = 4 * context.rows() * model.width * size_of(b.policy().activation);
-  const double flops = 6.0 * static_cast<double>(context.rows() * model.width);
+  const std::int64_t elements = context.rows() * (model.q_width() + model.kv_width());
+  const std::int64_t bytes = 2 * elements * size_of(b.policy().activation);
+  const double flops = 3.0 * static_cast<double>(elements);
+  // What norms made of q and k is made again where they are.
+  const Rung rung = context.traits().qk_norm ? Rung::kNorms : Rung::kQkv;
   b.append({.name = "rope",
             .kind = OperationKind::kRope,
             .operation_class = OperationClass::kElementwise,
@@ -31,7 +46,7 @@ void rope(StepBuilder& b, TensorId qkv, const LayerContext& context) {
             .attributes = attributes,
             .flops = flops,
             .bytes = bytes,
-            .rung = Rung::kQkv});
+            .rung = rung});
   b.on_backward([=, &b]() mutable {
     attributes.inverse = true;
     const TensorId dqkv = b.gradient_of(qkv);
@@ -80,16 +95,18 @@ TensorId fused_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes
 }
 
 // One token against the keys and values of all up to it, which the cache keeps: keys, then values,
-// [context, width] each. A form or an implementation that was asked for is training's alone.
+// [context, width of k] each. A form or an implementation that was asked for is training's alone.
 TensorId cached_attention(StepBuilder& b, TensorId qkv, const LayerContext& context,
                           AttentionAttributes a) {
   const ModelConfig& model = context.model;
   const TensorId lengths = b.plan().lengths;
   const TensorId cache =
-      b.persistent("cache", {2, model.context, model.width}, b.policy().activation, Role::kBatch);
-  const TensorId o = b.activation("o", {1, model.width});
+      b.persistent("cache", {2, model.context, a.width_kv()}, b.policy().activation, Role::kBatch);
+  const TensorId o = b.activation("o", {1, a.width()});
   a.cached = model.context;
   a.causal = false;
+  // The token is the last of all that are there.
+  if (a.window) a.window->alignment = Alignment::kBottomRight;
   a.implementation.clear();
   b.append({.name = "append",
             .kind = OperationKind::kAppend,
@@ -97,14 +114,14 @@ TensorId cached_attention(StepBuilder& b, TensorId qkv, const LayerContext& cont
             .inputs = {{Slot::kQkv, qkv}, {Slot::kLengths, lengths}, {Slot::kCache, cache}},
             .outputs = {{Slot::kCache, cache}},
             .attributes = a,
-            .bytes = 4 * model.width * size_of(b.policy().activation)});
+            .bytes = 4 * a.width_kv() * size_of(b.policy().activation)});
   b.append({.name = "attention",
             .kind = OperationKind::kAttention,
             .operation_class = OperationClass::kAttention,
             .inputs = {{Slot::kQkv, qkv}, {Slot::kCache, cache}, {Slot::kLengths, lengths}},
             .outputs = {{Slot::kO, o}},
             .attributes = a,
-            .flops = 4.0 * static_cast<double>(model.context * model.width)});
+            .flops = 4.0 * static_cast<double>(model.context * a.width())});
   return o;
 }
 
@@ -129,6 +146,10 @@ HeadMatrices head_matrices(const AttentionAttributes& a) {
 ProductAttributes::Matrix transposed(ProductAttributes::Matrix matrix) {
   matrix.transposed = true;
   return matrix;
+}
+
+double scale_of(const AttentionAttributes& a) {
+  return a.scale.value_or(1 / std::sqrt(static_cast<double>(a.head_dim)));
 }
 
 struct HeadProduct {
@@ -180,7 +201,7 @@ void append_dropout(StepBuilder& b, const AttentionAttributes& a, const char* na
 void naive_backward(StepBuilder& b, const NaiveTensors& t, const AttentionAttributes& a) {
   const HeadMatrices m = head_matrices(a);
   const std::int64_t tokens = a.context, dim = a.head_dim;
-  const double scale = 1 / std::sqrt(static_cast<double>(dim));
+  const double scale = scale_of(a);
   const TensorId d_o = b.gradient_of(t.o);
   const TensorId dqkv = b.gradient(t.qkv).tensor;
   const std::vector<std::int64_t> shape = {a.batch, a.heads, tokens, tokens};
@@ -227,7 +248,7 @@ TensorId naive_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes
   t.o = b.activation("o", {a.batch * tokens, a.width()});
   append_product(b, a,
                  {"scores", qkv, qkv, t.scores, tokens, tokens, dim, m.q, transposed(m.k), m.scores,
-                  1 / std::sqrt(static_cast<double>(dim))});
+                  scale_of(a)});
   b.append({.name = "row max",
             .kind = OperationKind::kRowMax,
             .operation_class = OperationClass::kSoftmax,
@@ -252,28 +273,45 @@ TensorId naive_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes
   return t.o;
 }
 
-struct BlockNames {
-  std::string norm, qkv, qkv_bias, output, output_bias;
-  std::vector<std::string> qkv_parts;
+struct AttentionWeights {
+  TensorId qkv = kNoTensor, qkv_bias = kNoTensor;
 };
 
-BlockNames names_of(const ModelConfig& model, int layer) {
-  if (model.family == Family::kGpt2) {
-    const std::string at = "h." + std::to_string(layer) + ".";
-    return {at + "ln_1",
-            at + "attn.c_attn.weight",
-            at + "attn.c_attn.bias",
-            at + "attn.c_proj.weight",
-            at + "attn.c_proj.bias",
-            {}};
+Initializer attention_normal(const ModelConfig& model, bool last) {
+  if (model.family == Family::kCourse) {
+    const double std_dev = std::sqrt(2.0 / static_cast<double>(2 * model.width));
+    return {Initializer::Kind::kTruncatedNormal, std_dev};
   }
-  const std::string at = "layers." + std::to_string(layer) + ".";
-  return {at + "ln1",
-          at + "attn.qkv.weight",
-          "",
-          at + "attn.output_proj.weight",
-          "",
-          {at + "attn.q_proj.weight", at + "attn.k_proj.weight", at + "attn.v_proj.weight"}};
+  // GPT-2's residual branches begin smaller.
+  const double layers = static_cast<double>(model.layers);
+  const bool smaller = last && model.family == Family::kGpt2;
+  return {Initializer::Kind::kNormal, smaller ? 0.02 / std::sqrt(2.0 * layers) : 0.02};
+}
+
+AttentionWeights qkv_weights(StepBuilder& b, const ModelConfig& model, const BlockNames& names) {
+  const std::int64_t q = model.q_width(), kv = model.kv_width();
+  const auto parts_of = [&](const char* suffix) { return with_suffix(names.qkv_parts, suffix); };
+  AttentionWeights out;
+  out.qkv = b.parameter({.name = names.qkv + ".weight",
+                         .shape = {q + 2 * kv, model.width},
+                         .initializer = attention_normal(model, false),
+                         .parts = parts_of(".weight"),
+                         .part_rows = {q, kv, kv},
+                         .transposed_in_files = model.family == Family::kGpt2});
+  if (traits_of(model.family).qkv_biases) {
+    out.qkv_bias = b.parameter({.name = names.qkv + ".bias",
+                                .shape = {q + 2 * kv},
+                                .parts = parts_of(".bias"),
+                                .part_rows = {q, kv, kv}});
+  }
+  return out;
+}
+
+// Its queries see the window's keys, their own included, where that hides any.
+std::optional<Window> window_of(const ModelConfig& model, int layer, std::int64_t tokens) {
+  const std::int64_t keys = model.window_of(layer);
+  if (keys == 0 || keys >= tokens) return {};
+  return Window{.left = keys - 1};
 }
 
 }  // namespace
@@ -288,15 +326,13 @@ void rope_angles(StepBuilder& b, LayerContext& context) {
             .operation_class = OperationClass::kElementwise,
             .inputs = {{Slot::kScalars, b.decodes() ? b.plan().scalars : kNoTensor}},
             .outputs = {{Slot::kCosine, context.cosine}, {Slot::kSine, context.sine}},
-            .attributes = RopeAttributes{.context = context.context,
-                                         .heads = model.heads,
-                                         .head_dim = model.head_dim(),
-                                         .theta = model.rope_theta}});
+            .attributes = rope_attributes(context)});
 }
 
 TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context, int layer) {
   const bool naive = b.options().attention == "naive";
-  if (context.model.family == Family::kCourse) {
+  const std::int64_t tokens = b.decodes() ? context.model.context : context.context;
+  if (context.traits().has_rope()) {
     // The naive form looks its angles up in every layer, as the course's model does.
     if (naive || context.cosine == kNoTensor) rope_angles(b, context);
     rope(b, qkv, context);
@@ -305,7 +341,11 @@ TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context, int laye
                                     .context = context.context,
                                     .heads = context.model.heads,
                                     .head_dim = context.model.head_dim(),
+                                    .heads_kv = context.model.keys(),
+                                    .window = window_of(context.model, layer, tokens),
+                                    .softcap = context.model.attention_softcap,
                                     .implementation = naive ? "" : b.options().attention};
+  if (context.model.score_size > 0) attributes.scale = 1 / std::sqrt(context.model.score_size);
   if (b.decodes()) return cached_attention(b, qkv, context, attributes);
   if (b.options().documents) {
     attributes.documents = b.plan().tensor(b.plan().documents).shape[1] - 1;
@@ -320,58 +360,43 @@ TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context, int laye
 
 TensorId attention_block(StepBuilder& b, TensorId x, LayerContext& context, int layer) {
   const ModelConfig& model = context.model;
+  const FamilyTraits& traits = context.traits();
   const bool gpt2 = model.family == Family::kGpt2;
-  const std::int64_t width = model.width, rows = context.rows();
-  const BlockNames names = names_of(model, layer);
+  const std::int64_t width = model.width, q_width = model.q_width(), rows = context.rows();
+  const BlockNames names = names_of(model.family, layer);
   b.enter(layer, "attention");
-  const TensorId normed = norm(b, x, context, names.norm);
-  const double course_std = std::sqrt(2.0 / static_cast<double>(2 * width));
-  const Initializer in = gpt2 ? Initializer{Initializer::Kind::kNormal, 0.02}
-                              : Initializer{Initializer::Kind::kTruncatedNormal, course_std};
-  Initializer out = in;
-  if (gpt2) out.value /= std::sqrt(2.0 * static_cast<double>(model.layers));
-  const Initializer zero{};
-  const TensorId qkv_weight = b.parameter({.name = names.qkv,
-                                           .shape = {3 * width, width},
-                                           .initializer = in,
-                                           .parts = names.qkv_parts,
-                                           .transposed_in_files = gpt2});
-  const TensorId qkv_bias =
-      gpt2 ? b.parameter({.name = names.qkv_bias, .shape = {3 * width}, .initializer = zero})
-           : kNoTensor;
+  const TensorId normed = norm(b, x, context, names.attention_norm);
+  const AttentionWeights weights = qkv_weights(b, model, names);
   const LinearOptions qkv_options = {.name = "qkv",
                                      .rows = rows,
                                      .in = width,
-                                     .out = 3 * width,
-                                     .weight = qkv_weight,
-                                     .bias = qkv_bias,
+                                     .out = q_width + 2 * model.kv_width(),
+                                     .weight = weights.qkv,
+                                     .bias = weights.qkv_bias,
                                      .rung = Rung::kQkv};
-  // GPT-2 itself makes q, k and v by one product.
-  const bool apart = !b.options().fused && !gpt2;
-  const TensorId qkv = apart ? linear_shares(b, normed, qkv_options, {"q", "k", "v"}, true).front()
-                             : linear(b, normed, qkv_options);
+  // GPT-2 itself makes q, k and v by one product; shares are equal and have no bias.
+  const bool apart = !b.options().fused && !traits.qkv_biases && model.keys() == model.heads;
+  TensorId qkv = apart ? linear_shares(b, normed, qkv_options, {"q", "k", "v"}, true).front()
+                       : linear(b, normed, qkv_options);
+  if (traits.qk_norm) qkv = head_norm(b, qkv, context, names.q_norm, names.k_norm);
   const TensorId o = attention(b, qkv, context, layer);
-  const TensorId output_weight = b.parameter({.name = names.output,
-                                              .shape = {width, width},
-                                              .initializer = out,
+  const TensorId output_weight = b.parameter({.name = names.output + ".weight",
+                                              .shape = {width, q_width},
+                                              .initializer = attention_normal(model, true),
                                               .transposed_in_files = gpt2});
   const TensorId output_bias =
-      gpt2 ? b.parameter({.name = names.output_bias, .shape = {width}, .initializer = zero})
-           : kNoTensor;
-  const bool dropping = drops(b, model);
-  const TensorId projected = linear(b, o,
-                                    {.name = "output",
-                                     .rows = rows,
-                                     .in = width,
-                                     .out = width,
-                                     .weight = output_weight,
-                                     .bias = output_bias,
-                                     .addend = dropping ? kNoTensor : x});
-  if (!dropping) return projected;
-  return dropout(b, projected,
-                 {.probability = model.dropout,
-                  .site = dropout_site(b, context, DropoutPlace::kOutput, layer),
-                  .addend = x});
+      traits.biases ? b.parameter({.name = names.output + ".bias", .shape = {width}}) : kNoTensor;
+  return branch_end(b, o, x,
+                    {.context = context,
+                     .layer = layer,
+                     .place = DropoutPlace::kOutput,
+                     .norm = names.attention_after,
+                     .linear = {.name = "output",
+                                .rows = rows,
+                                .in = q_width,
+                                .out = width,
+                                .weight = output_weight,
+                                .bias = output_bias}});
 }
 
 }  // namespace flashlab::train

@@ -53,4 +53,19 @@ TensorId dropout(StepBuilder& b, TensorId x, const DropoutOptions& options) {
   return y;
 }
 
+TensorId branch_end(StepBuilder& b, TensorId inner, TensorId x, BranchEnd o) {
+  const ModelConfig& model = o.context.model;
+  const bool dropping = drops(b, model), apart = dropping || !o.norm.empty();
+  o.linear.addend = apart ? kNoTensor : x;
+  TensorId y = linear(b, inner, o.linear);
+  if (!o.norm.empty()) y = norm(b, y, o.context, o.norm);
+  if (dropping) {
+    return dropout(b, y,
+                   {.probability = model.dropout,
+                    .site = dropout_site(b, o.context, o.place, o.layer),
+                    .addend = x});
+  }
+  return apart ? sum_of(b, x, y, o.linear.rows, model.width) : y;
+}
+
 }  // namespace flashlab::train

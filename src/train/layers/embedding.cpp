@@ -1,14 +1,16 @@
+#include <cmath>
+
 #include "train/layers/layers.h"
 
 namespace flashlab::train {
 namespace {
 
 ParameterSpec table_spec(const ModelConfig& model) {
-  const bool gpt2 = model.family == Family::kGpt2;
-  return {.name = gpt2 ? "wte.weight" : "token_embeddings.weight",
+  const bool course = model.family == Family::kCourse;
+  return {.name = names_of(model.family).embedding,
           .shape = {model.vocabulary, model.width},
-          .initializer = {gpt2 ? Initializer::Kind::kNormal : Initializer::Kind::kTruncatedNormal,
-                          gpt2 ? 0.02 : 1.0}};
+          .initializer = {course ? Initializer::Kind::kTruncatedNormal : Initializer::Kind::kNormal,
+                          course ? 1.0 : 0.02}};
 }
 
 ParameterSpec positions_spec(const ModelConfig& model) {
@@ -17,11 +19,27 @@ ParameterSpec positions_spec(const ModelConfig& model) {
           .initializer = {Initializer::Kind::kNormal, 0.02}};
 }
 
+TensorId times_root_of_width(StepBuilder& b, TensorId x, const LayerContext& context) {
+  const double factor = std::sqrt(static_cast<double>(context.model.width));
+  const auto scaled = [&b, factor, rows = context.rows(), width = context.model.width](
+                          const char* name, TensorId a) {
+    return pointwise(b, {.name = name,
+                         .function = Pointwise::kScale,
+                         .a = a,
+                         .rows = rows,
+                         .width = width,
+                         .factor = factor});
+  };
+  const TensorId y = scaled("scaled embedding", x);
+  b.on_backward([=, &b] { b.set_gradient(x, scaled("d scaled embedding", b.gradient_of(y))); });
+  return y;
+}
+
 }  // namespace
 
 TensorId embedding(StepBuilder& b, const LayerContext& context) {
   const ModelConfig& model = context.model;
-  const bool positions = model.family == Family::kGpt2;
+  const bool positions = context.traits().positions == PositionKind::kLearned;
   const TensorId table = b.parameter(table_spec(model));
   const TensorId position_table = positions ? b.parameter(positions_spec(model)) : kNoTensor;
   const TensorId tokens = b.plan().tokens;
@@ -58,7 +76,7 @@ TensorId embedding(StepBuilder& b, const LayerContext& context) {
               .outputs = {{Slot::kTable, slot.tensor}, {Slot::kPositions, position_slot.tensor}},
               .attributes = attributes});
   });
-  return x;
+  return context.traits().scaled_embedding ? times_root_of_width(b, x, context) : x;
 }
 
 }  // namespace flashlab::train

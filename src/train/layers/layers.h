@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "train/layers/names.h"
 #include "train/model/config.h"
 #include "train/plan/builder.h"
 
@@ -20,6 +21,7 @@ struct LayerContext {
   std::int64_t micro = 0;                         ///< which micro-batch of this list
   std::int64_t site = 0;                          ///< which one of the step on all ranks
   std::int64_t rows() const { return batch * context; }
+  const FamilyTraits& traits() const { return traits_of(model.family); }
 };
 
 /// a + b and the like as an operation of its own (the unfused set); `b` may be kNoTensor.
@@ -29,6 +31,7 @@ struct PointwiseOptions {
   TensorId a = kNoTensor, b = kNoTensor;
   std::int64_t rows = 0, width = 0;
   Rung rung = Rung::kBlock;
+  double factor = 1;
 };
 TensorId pointwise(StepBuilder& b, const PointwiseOptions& options);
 /// x + y, which both get the sum's gradient.
@@ -52,19 +55,25 @@ TensorId linear(StepBuilder& b, TensorId x, const LinearOptions& options);
 std::vector<TensorId> linear_shares(StepBuilder& b, TensorId x, const LinearOptions& options,
                                     const std::vector<std::string>& names, bool together);
 
-/// RMSNorm (course) or LayerNorm (gpt2) of every row; `prefix` names the parameters.
-///   RMSNorm    y = w x / sqrt(mean(x^2) + eps)
+/// RMSNorm or LayerNorm of every row, as the family has it; `prefix` names the parameters.
+///   RMSNorm    y = w x / sqrt(mean(x^2) + eps), or 1 + w in w's place
 ///   LayerNorm  y = w (x - mean) / sqrt(var + eps) + bias
 TensorId norm(StepBuilder& b, TensorId x, const LayerContext& context, const std::string& prefix);
 
-/// x[t] = table[token[t]] (+ positions[t mod context]) of the micro-batch's tokens.
+/// RMSNorm of every head of q and of k in rows of q, k and v; both have a weight [head_dim].
+TensorId head_norm(StepBuilder& b, TensorId qkv, const LayerContext& context,
+                   const std::string& q_prefix, const std::string& k_prefix);
+
+/// x[t] = table[token[t]] (+ positions[t mod context]) of the micro-batch's tokens, times
+/// sqrt(width) where the family scales it.
 TensorId embedding(StepBuilder& b, const LayerContext& context);
 
-/// cosine and sine of position / theta^(2i / head_dim), [context, head_dim / 2] each.
+/// cosine and sine of position x frequency, [context, head_dim / 2] each.
 void rope_angles(StepBuilder& b, LayerContext& context);
 
 /// softmax(Q K^T / sqrt(head_dim) + causal mask) V for q, k, v side by side in the rows of `qkv`
-/// [rows, 3 width], which RoPE has turned where the family has it. Result [rows, width].
+/// [rows, (heads + 2 keys) head_dim], which RoPE has turned where the family has it; by the model's
+/// scale, softcap and window of the layer. Result [rows, heads head_dim].
 /// Where the model drops, probabilities are dropped, by the pattern of the layer's site.
 TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context, int layer);
 
@@ -88,6 +97,17 @@ inline bool drops(const StepBuilder& b, const ModelConfig& model) {
   return model.dropout > 0 && b.learns();
 }
 TensorId dropout(StepBuilder& b, TensorId x, const DropoutOptions& options);
+
+/// x + what a branch adds: its last product, normed where the family does, dropped where the model
+/// drops.
+struct BranchEnd {
+  const LayerContext& context;
+  int layer = 0;
+  DropoutPlace place = DropoutPlace::kOutput;
+  std::string norm;  ///< parameters' prefix; empty: none
+  LinearOptions linear;
+};
+TensorId branch_end(StepBuilder& b, TensorId inner, TensorId x, BranchEnd options);
 
 /// The head and the mean cross-entropy of the micro-batch, in chunks of rows whose logits fit
 /// StepOptions::logits_bytes. Where the step learns, a chunk's logits become their gradient in

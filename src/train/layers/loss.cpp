@@ -7,14 +7,17 @@ namespace flashlab::train {
 namespace {
 
 TensorId head_weight(StepBuilder& b, const ModelConfig& model) {
-  if (model.family == Family::kGpt2) {
-    // Tied: the embedding's table, which is a parameter already.
-    return b.parameter({.name = "wte.weight", .shape = {model.vocabulary, model.width}});
+  const ModelNames names = names_of(model.family);
+  if (model.ties_head()) {
+    // The embedding's table, which is a parameter already.
+    return b.parameter({.name = names.embedding, .shape = {model.vocabulary, model.width}});
   }
-  const double std_dev = std::sqrt(2.0 / static_cast<double>(model.width + model.vocabulary));
-  return b.parameter({.name = "lm_head.weight",
-                      .shape = {model.vocabulary, model.width},
-                      .initializer = {Initializer::Kind::kTruncatedNormal, std_dev}});
+  const double course_std = std::sqrt(2.0 / static_cast<double>(model.width + model.vocabulary));
+  const Initializer initializer = model.family == Family::kCourse
+                                      ? Initializer{Initializer::Kind::kTruncatedNormal, course_std}
+                                      : Initializer{Initializer::Kind::kNormal, 0.02};
+  return b.parameter(
+      {.name = names.head, .shape = {model.vocabulary, model.width}, .initializer = initializer});
 }
 
 // Rows of a chunk: the batch in equal parts, as few as fit; where it fits, of whole tiles of a
@@ -57,6 +60,23 @@ void chunk_logits(StepBuilder& b, const Head& head, const Chunk& chunk) {
                      static_cast<double>(head.vocabulary * head.width),
             .bytes = element *
                      (chunk.rows * (head.width + head.vocabulary) + head.vocabulary * head.width)});
+}
+
+// In place: logits that are capped, or the gradient of those before by that of those after.
+void softcap(StepBuilder& b, double cap, const Chunk& chunk, std::int64_t vocabulary,
+             TensorId capped = kNoTensor) {
+  const bool backward = capped != kNoTensor;
+  b.append({.name = backward ? "d softcap" : "softcap",
+            .kind = OperationKind::kPointwise,
+            .operation_class = OperationClass::kLoss,
+            .inputs = {{Slot::kA, chunk.logits}, {Slot::kB, capped}},
+            .outputs = {{Slot::kY, chunk.logits}},
+            .attributes = PointwiseAttributes{.function = backward ? Pointwise::kSoftcapBackward
+                                                                   : Pointwise::kSoftcap,
+                                              .rows = chunk.rows,
+                                              .width = vocabulary,
+                                              .factor = cap},
+            .flops = 5.0 * static_cast<double>(chunk.rows * vocabulary)});
 }
 
 // dX = dlogits W into the chunk's rows, dW += dlogits^T X.
@@ -105,7 +125,8 @@ void loss(StepBuilder& b, TensorId x, const LayerContext& context) {
   const Head head = {x, head_weight(b, model), model.width, model.vocabulary};
   const std::int64_t all_rows = b.plan().tensor(b.plan().losses).elements() * b.options().ranks;
   const std::int64_t row_bytes = model.vocabulary * size_of(b.policy().activation);
-  // Unfused, all logits exist at once, and their gradient beside them.
+  const double cap = model.logits_softcap;
+  // Unfused, all logits exist at once, and their gradient beside them; capped ones are read again.
   const bool fused = b.options().fused;
   const std::int64_t step =
       fused ? chunk_rows(context.rows(), row_bytes, b.options().logits_bytes) : context.rows();
@@ -115,8 +136,9 @@ void loss(StepBuilder& b, TensorId x, const LayerContext& context) {
     b.set_phase(Phase::kForward);
     chunk.logits = b.activation("logits", {chunk.rows, model.vocabulary});
     chunk_logits(b, head, chunk);
+    if (cap > 0) softcap(b, cap, chunk, model.vocabulary);
     const TensorId logits = chunk.logits;
-    if (b.learns() && !fused) {
+    if (b.learns() && (!fused || cap > 0)) {
       chunk.logits = b.activation("d logits", {chunk.rows, model.vocabulary});
     }
     b.append({.name = "cross-entropy",
@@ -137,6 +159,7 @@ void loss(StepBuilder& b, TensorId x, const LayerContext& context) {
               .bytes = chunk.rows * row_bytes * (b.learns() ? 2 : 1)});
     if (!b.learns()) continue;
     b.set_phase(Phase::kBackward);
+    if (cap > 0) softcap(b, cap, chunk, model.vocabulary, logits);
     chunk_gradients(b, head, chunk, dx);
   }
 }
@@ -146,7 +169,9 @@ void logits(StepBuilder& b, TensorId x, const LayerContext& context) {
   const Head head = {x, head_weight(b, model), model.width, model.vocabulary};
   b.plan().logits = b.persistent("logits", {context.rows(), model.vocabulary},
                                  b.policy().activation, Role::kResult);
-  chunk_logits(b, head, {0, context.rows(), b.plan().logits});
+  const Chunk all = {0, context.rows(), b.plan().logits};
+  chunk_logits(b, head, all);
+  if (model.logits_softcap > 0) softcap(b, model.logits_softcap, all, model.vocabulary);
 }
 
 }  // namespace flashlab::train

@@ -5,14 +5,35 @@
 namespace flashlab::train {
 namespace {
 
+struct Activation {
+  const char *name, *backward;
+  OperationKind kind, backward_kind;
+};
+
 // SwiGLU: y = silu(gate) * up with gate and up side by side.   gate_up [rows, 2 hidden]
+// GEGLU:  y = gelu(gate) * up likewise.
 // GELU:   y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).   x [rows, hidden]
-TensorId activate(StepBuilder& b, TensorId x, std::int64_t rows, std::int64_t hidden, bool gelu) {
+Activation activation_of(MlpKind kind) {
+  using enum OperationKind;
+  switch (kind) {
+    case MlpKind::kSwiGlu:
+      return {"swiglu", "d swiglu", kSwiGlu, kSwiGluBackward};
+    case MlpKind::kGeGlu:
+      return {"geglu", "d geglu", kGeGlu, kGeGluBackward};
+    case MlpKind::kGelu:
+      break;
+  }
+  return {"gelu", "d gelu", kGelu, kGeluBackward};
+}
+
+TensorId activate(StepBuilder& b, TensorId x, std::int64_t rows, std::int64_t hidden,
+                  MlpKind kind) {
+  const Activation activation = activation_of(kind);
   const TensorId y = b.activation("activated", {rows, hidden});
   const RowsAttributes attributes = {.rows = rows, .width = hidden};
   const double elements = static_cast<double>(rows * hidden);
-  b.append({.name = gelu ? "gelu" : "swiglu",
-            .kind = gelu ? OperationKind::kGelu : OperationKind::kSwiGlu,
+  b.append({.name = activation.name,
+            .kind = activation.kind,
             .operation_class = OperationClass::kElementwise,
             .inputs = {{Slot::kX, x}},
             .outputs = {{Slot::kY, y}},
@@ -21,8 +42,8 @@ TensorId activate(StepBuilder& b, TensorId x, std::int64_t rows, std::int64_t hi
             .rung = Rung::kNorms});
   b.on_backward([=, &b] {
     const TensorId dy = b.gradient_of(y);
-    b.append({.name = gelu ? "d gelu" : "d swiglu",
-              .kind = gelu ? OperationKind::kGeluBackward : OperationKind::kSwiGluBackward,
+    b.append({.name = activation.backward,
+              .kind = activation.backward_kind,
               .operation_class = OperationClass::kElementwise,
               .inputs = {{Slot::kDY, dy}, {Slot::kX, x}},
               .outputs = {{Slot::kDX, b.gradient(x).tensor}},
@@ -62,34 +83,35 @@ struct MlpWeights {
   TensorId up = kNoTensor, up_bias = kNoTensor, down = kNoTensor, down_bias = kNoTensor;
 };
 
-MlpWeights course_weights(StepBuilder& b, const ModelConfig& model, const std::string& at) {
-  const double std_dev = std::sqrt(2.0 / static_cast<double>(model.width + model.hidden));
-  const Initializer normal{Initializer::Kind::kTruncatedNormal, std_dev};
-  MlpWeights out;
-  out.up = b.parameter({.name = at + "ffn.gate_up.weight",
-                        .shape = {2 * model.hidden, model.width},
-                        .initializer = normal,
-                        .parts = {at + "ffn.w1.weight", at + "ffn.w3.weight"}});
-  out.down = b.parameter(
-      {.name = at + "ffn.w2.weight", .shape = {model.width, model.hidden}, .initializer = normal});
-  return out;
+Initializer mlp_normal(const ModelConfig& model, bool last) {
+  if (model.family == Family::kCourse) {
+    const double std_dev = std::sqrt(2.0 / static_cast<double>(model.width + model.hidden));
+    return {Initializer::Kind::kTruncatedNormal, std_dev};
+  }
+  // GPT-2's residual branches begin smaller.
+  const double layers = static_cast<double>(model.layers);
+  const bool smaller = last && model.family == Family::kGpt2;
+  return {Initializer::Kind::kNormal, smaller ? 0.02 / std::sqrt(2.0 * layers) : 0.02};
 }
 
-MlpWeights gpt2_weights(StepBuilder& b, const ModelConfig& model, const std::string& at) {
-  const double projection = 0.02 / std::sqrt(2.0 * static_cast<double>(model.layers));
+MlpWeights mlp_weights(StepBuilder& b, const ModelConfig& model, const BlockNames& names) {
+  const FamilyTraits& traits = traits_of(model.family);
+  const bool gpt2 = model.family == Family::kGpt2;
+  const std::int64_t up_rows = traits.gated() ? 2 * model.hidden : model.hidden;
   MlpWeights out;
-  out.up = b.parameter({.name = at + "mlp.c_fc.weight",
-                        .shape = {model.hidden, model.width},
-                        .initializer = {Initializer::Kind::kNormal, 0.02},
-                        .transposed_in_files = true});
-  out.up_bias =
-      b.parameter({.name = at + "mlp.c_fc.bias", .shape = {model.hidden}, .initializer = {}});
-  out.down = b.parameter({.name = at + "mlp.c_proj.weight",
+  out.up = b.parameter({.name = names.up + ".weight",
+                        .shape = {up_rows, model.width},
+                        .initializer = mlp_normal(model, false),
+                        .parts = with_suffix(names.up_parts, ".weight"),
+                        .transposed_in_files = gpt2});
+  if (traits.biases) out.up_bias = b.parameter({.name = names.up + ".bias", .shape = {up_rows}});
+  out.down = b.parameter({.name = names.down + ".weight",
                           .shape = {model.width, model.hidden},
-                          .initializer = {Initializer::Kind::kNormal, projection},
-                          .transposed_in_files = true});
-  out.down_bias =
-      b.parameter({.name = at + "mlp.c_proj.bias", .shape = {model.width}, .initializer = {}});
+                          .initializer = mlp_normal(model, true),
+                          .transposed_in_files = gpt2});
+  if (traits.biases) {
+    out.down_bias = b.parameter({.name = names.down + ".bias", .shape = {model.width}});
+  }
   return out;
 }
 
@@ -97,36 +119,34 @@ MlpWeights gpt2_weights(StepBuilder& b, const ModelConfig& model, const std::str
 
 TensorId mlp_block(StepBuilder& b, TensorId x, LayerContext& context, int layer) {
   const ModelConfig& model = context.model;
-  const bool gpt2 = model.family == Family::kGpt2;
+  const FamilyTraits& traits = context.traits();
   const std::int64_t rows = context.rows();
-  const std::string at = (gpt2 ? "h." : "layers.") + std::to_string(layer) + ".";
+  const BlockNames names = names_of(model.family, layer);
   b.enter(layer, "mlp");
-  const TensorId normed = norm(b, x, context, at + (gpt2 ? "ln_2" : "ln2"));
-  const MlpWeights weights = gpt2 ? gpt2_weights(b, model, at) : course_weights(b, model, at);
-  const LinearOptions up = {.name = gpt2 ? "up" : "gate and up",
+  const TensorId normed = norm(b, x, context, names.mlp_norm);
+  const MlpWeights weights = mlp_weights(b, model, names);
+  const LinearOptions up = {.name = traits.gated() ? "gate and up" : "up",
                             .rows = rows,
                             .in = model.width,
-                            .out = gpt2 ? model.hidden : 2 * model.hidden,
+                            .out = traits.gated() ? 2 * model.hidden : model.hidden,
                             .weight = weights.up,
                             .bias = weights.up_bias,
                             .rung = Rung::kMlp};
-  const TensorId activated = gpt2 || b.options().fused
-                                 ? activate(b, linear(b, normed, up), rows, model.hidden, gpt2)
-                                 : unfused_swiglu(b, normed, up);
-  const bool dropping = drops(b, model);
-  const TensorId down = linear(b, activated,
-                               {.name = "down",
+  const bool apart = !b.options().fused && traits.mlp == MlpKind::kSwiGlu;
+  const TensorId activated =
+      apart ? unfused_swiglu(b, normed, up)
+            : activate(b, linear(b, normed, up), rows, model.hidden, traits.mlp);
+  return branch_end(b, activated, x,
+                    {.context = context,
+                     .layer = layer,
+                     .place = DropoutPlace::kMlp,
+                     .norm = names.mlp_after,
+                     .linear = {.name = "down",
                                 .rows = rows,
                                 .in = model.hidden,
                                 .out = model.width,
                                 .weight = weights.down,
-                                .bias = weights.down_bias,
-                                .addend = dropping ? kNoTensor : x});
-  if (!dropping) return down;
-  return dropout(b, down,
-                 {.probability = model.dropout,
-                  .site = dropout_site(b, context, DropoutPlace::kMlp, layer),
-                  .addend = x});
+                                .bias = weights.down_bias}});
 }
 
 }  // namespace flashlab::train

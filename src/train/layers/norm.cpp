@@ -40,16 +40,19 @@ void norm_backward(StepBuilder& b, const NormTensors& t, RowsAttributes attribut
 
 TensorId norm(StepBuilder& b, TensorId x, const LayerContext& context, const std::string& prefix) {
   const std::int64_t width = context.model.width;
-  const bool layer = context.model.family == Family::kGpt2;
+  const FamilyTraits& traits = context.traits();
+  const bool layer = traits.layer_norm;
   NormTensors t{};
   t.x = x;
-  t.weight = vector_parameter(b, prefix + ".weight", width, 1);
+  t.weight = vector_parameter(b, prefix + ".weight", width, traits.one_plus_weight ? 0 : 1);
   t.bias = layer ? vector_parameter(b, prefix + ".bias", width, 0) : kNoTensor;
   t.y = b.activation("norm", {context.rows(), width});
   t.mean = layer ? b.tensor("norm mean", {context.rows()}, b.policy().statistic) : kNoTensor;
   t.rstd = b.tensor("norm rstd", {context.rows()}, b.policy().statistic);
-  const RowsAttributes attributes = {
-      .rows = context.rows(), .width = width, .epsilon = context.model.norm_epsilon};
+  const RowsAttributes attributes = {.rows = context.rows(),
+                                     .width = width,
+                                     .epsilon = context.model.norm_epsilon,
+                                     .one_plus_weight = traits.one_plus_weight};
   b.append({.name = "norm",
             .kind = layer ? OperationKind::kLayerNorm : OperationKind::kRmsNorm,
             .operation_class = OperationClass::kNorm,
@@ -60,6 +63,51 @@ TensorId norm(StepBuilder& b, TensorId x, const LayerContext& context, const std
             .rung = Rung::kNorms});
   b.on_backward([&b, t, attributes, layer] { norm_backward(b, t, attributes, layer); });
   return t.y;
+}
+
+TensorId head_norm(StepBuilder& b, TensorId qkv, const LayerContext& context,
+                   const std::string& q_prefix, const std::string& k_prefix) {
+  const ModelConfig& model = context.model;
+  const TensorId q_weight = vector_parameter(b, q_prefix + ".weight", model.head_dim(), 1);
+  const TensorId k_weight = vector_parameter(b, k_prefix + ".weight", model.head_dim(), 1);
+  HeadNormAttributes attributes = {.rows = context.rows(),
+                                   .heads = model.heads,
+                                   .keys = model.keys(),
+                                   .head_dim = model.head_dim(),
+                                   .epsilon = model.norm_epsilon};
+  const TensorId y = b.activation("normed heads", {context.rows(), attributes.row_elements()});
+  const TensorId rstd =
+      b.tensor("head rstd", {context.rows(), model.heads + model.keys()}, b.policy().statistic);
+  const double elements =
+      static_cast<double>(context.rows() * (model.q_width() + model.kv_width()));
+  b.append({.name = "head norm",
+            .kind = OperationKind::kHeadNorm,
+            .operation_class = OperationClass::kNorm,
+            .inputs = {{Slot::kX, qkv}, {Slot::kWeight, q_weight}, {Slot::kKeyWeight, k_weight}},
+            .outputs = {{Slot::kY, y}, {Slot::kRstd, rstd}},
+            .attributes = attributes,
+            .flops = 4 * elements,
+            .rung = Rung::kNorms});
+  b.on_backward([=, &b]() mutable {
+    // In place: the gradient of v stays as it is.
+    const TensorId dy = b.gradient_of(y);
+    b.share_gradient(qkv, y);
+    const GradientSlot dq = b.gradient(q_weight), dk = b.gradient(k_weight);
+    attributes.accumulate_parameters = dq.accumulate;
+    b.append(
+        {.name = "d head norm",
+         .kind = OperationKind::kHeadNormBackward,
+         .operation_class = OperationClass::kNorm,
+         .inputs = {{Slot::kDY, dy},
+                    {Slot::kX, qkv},
+                    {Slot::kWeight, q_weight},
+                    {Slot::kKeyWeight, k_weight},
+                    {Slot::kRstd, rstd}},
+         .outputs = {{Slot::kDX, dy}, {Slot::kWeight, dq.tensor}, {Slot::kKeyWeight, dk.tensor}},
+         .attributes = attributes,
+         .flops = 8 * elements});
+  });
+  return y;
 }
 
 }  // namespace flashlab::train

@@ -4,16 +4,18 @@ namespace flashlab::train {
 
 TensorId pointwise(StepBuilder& b, const PointwiseOptions& o) {
   const TensorId y = b.activation(o.name, {o.rows, o.width});
-  const bool silu = o.function == Pointwise::kSilu || o.function == Pointwise::kSiluBackward;
-  b.append(
-      {.name = o.name,
-       .kind = OperationKind::kPointwise,
-       .operation_class = OperationClass::kElementwise,
-       .inputs = {{Slot::kA, o.a}, {Slot::kB, o.b}},
-       .outputs = {{Slot::kY, y}},
-       .attributes = PointwiseAttributes{.function = o.function, .rows = o.rows, .width = o.width},
-       .flops = (silu ? 5.0 : 1.0) * static_cast<double>(o.rows * o.width),
-       .rung = o.rung});
+  const bool costly = o.function == Pointwise::kSilu || o.function == Pointwise::kSiluBackward ||
+                      o.function == Pointwise::kSoftcap;
+  b.append({.name = o.name,
+            .kind = OperationKind::kPointwise,
+            .operation_class = OperationClass::kElementwise,
+            .inputs = {{Slot::kA, o.a}, {Slot::kB, o.b}},
+            .outputs = {{Slot::kY, y}},
+            .attributes =
+                PointwiseAttributes{
+                    .function = o.function, .rows = o.rows, .width = o.width, .factor = o.factor},
+            .flops = (costly ? 5.0 : 1.0) * static_cast<double>(o.rows * o.width),
+            .rung = o.rung});
   return y;
 }
 

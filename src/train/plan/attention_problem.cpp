@@ -108,6 +108,8 @@ Problem attention_problem(const StepPlan& plan, const Operation& operation, Devi
   }
   out.options.causal = a.causal ? Causal::kTopLeft : Causal::kNone;
   out.options.window = a.window;
+  out.options.scale = a.scale;
+  if (a.softcap > 0) out.options.softcap = static_cast<float>(a.softcap);
   out.options.implementation = a.implementation;
   out.options.deterministic = plan.any_threads;
   if (plan.tf32 && device.kind == DeviceKind::kCuda) {

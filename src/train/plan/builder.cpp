@@ -122,12 +122,13 @@ TensorId StepBuilder::parameter(const ParameterSpec& spec) {
     out.second_moment =
         persistent("v " + spec.name, spec.shape, policy_.state, Role::kOptimizerState);
   }
-  const std::size_t parts = std::max<std::size_t>(spec.parts.size(), 1);
+  const std::vector<std::string> names = names_of(spec);
   std::vector<std::int64_t> shape = spec.shape;
-  shape[0] /= static_cast<std::int64_t>(parts);
-  for (std::size_t i = 0; i < parts; ++i) {
-    out.parts.push_back({spec.parts.empty() ? spec.name : spec.parts[i],
-                         static_cast<std::int64_t>(i) * shape[0], shape, spec.transposed_in_files});
+  shape[0] /= static_cast<std::int64_t>(names.size());
+  std::int64_t row = 0;
+  for (std::size_t i = 0; i < names.size(); ++i, row += shape[0]) {
+    if (!spec.parts.empty() && !spec.part_rows.empty()) shape[0] = spec.part_rows[i];
+    out.parts.push_back({names[i], row, shape, spec.transposed_in_files});
   }
   parameter_of_[out.value] = plan_.parameters.size();
   parameter_named_[spec.name] = out.value;

@@ -27,8 +27,9 @@ struct ParameterSpec {
   std::string name;                 ///< of the whole; checkpoints know the parts
   std::vector<std::int64_t> shape;  ///< [rows, columns] or [columns]
   Initializer initializer{};
-  std::vector<std::string> parts{};  ///< names of equal shares of the rows; empty: the whole
-  bool transposed_in_files = false;  ///< [columns, rows] in checkpoints
+  std::vector<std::string> parts{};       ///< names of shares of the rows; empty: the whole
+  std::vector<std::int64_t> part_rows{};  ///< rows of each share; empty: equal ones
+  bool transposed_in_files = false;       ///< [columns, rows] in checkpoints
 };
 
 /// Builds one StepPlan. A layer is a function that appends its forward operations and leaves a

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "flashlab/attention.h"
+#include "train/plan/rope_scaling.h"
 #include "train/plan/tensor.h"
 
 namespace flashlab::train {
@@ -63,6 +64,7 @@ enum class Slot : std::uint8_t {
   kDX,
   kDY,
   kWeight,
+  kKeyWeight,
   kMean,
   kRstd,
   kSum,
@@ -142,6 +144,15 @@ struct RowsAttributes {
   double epsilon = 0;
   bool accumulate = false;             ///< into the gradient of the input
   bool accumulate_parameters = false;  ///< into sums over rows: the gradients of weight and bias
+  bool one_plus_weight = false;        ///< a norm multiplies by 1 + weight
+};
+
+/// Rows of q, k and v side by side, of which every head of q and k is normed.
+struct HeadNormAttributes {
+  std::int64_t rows = 0, heads = 0, keys = 0, head_dim = 0;
+  double epsilon = 0;
+  bool accumulate_parameters = false;
+  std::int64_t row_elements() const { return (heads + 2 * keys) * head_dim; }
 };
 
 /// Rows of one share after the other: each share's losses are added apart.
@@ -152,18 +163,22 @@ struct MeanLossAttributes {
 
 /// What the unfused set of operations computes one element at a time.
 enum class Pointwise : std::uint8_t {
-  kAdd,           ///< a + b
-  kAddRow,        ///< a + b with b [width] added to every row
-  kMultiply,      ///< a b
-  kSilu,          ///< a / (1 + exp(-a))
-  kSiluBackward,  ///< a silu'(b): a is the gradient, b silu's input
-  kCopy,          ///< a; on CPUs alone
+  kAdd,              ///< a + b
+  kAddRow,           ///< a + b with b [width] added to every row
+  kMultiply,         ///< a b
+  kSilu,             ///< a / (1 + exp(-a))
+  kSiluBackward,     ///< a silu'(b): a is the gradient, b silu's input
+  kCopy,             ///< a; on CPUs alone
+  kScale,            ///< factor a
+  kSoftcap,          ///< factor tanh(a / factor)
+  kSoftcapBackward,  ///< a (1 - (b / factor)^2): a is the gradient, b softcap's result
 };
 
 /// Tensors of [rows, width].
 struct PointwiseAttributes {
   Pointwise function = Pointwise::kAdd;
   std::int64_t rows = 0, width = 0;
+  double factor = 1;
 };
 
 /// Tokens are rows `first` .. `first + rows` of the batch; `context` of them make a sequence.
@@ -189,8 +204,10 @@ struct AttentionAttributes {
   bool causal = true;
   std::int64_t heads_kv = 0;       ///< of k and v, each for heads / heads_kv of q; 0: as many
   std::optional<Window> window{};  ///< beside the mask; as heads_kv, of fused attention alone
-  std::string implementation;      ///< empty: the device's production kernels
-  double dropout = 0;              ///< of probabilities: by the library's pattern, see DropoutSite
+  std::optional<double> scale{};   ///< of scores; none: 1 / sqrt(head_dim)
+  double softcap = 0;          ///< scores become cap tanh(score / cap); of fused attention alone
+  std::string implementation;  ///< empty: the device's production kernels
+  double dropout = 0;          ///< of probabilities: by the library's pattern, see DropoutSite
   DropoutSite site{};
   /// Sequences that the rows of the micro-batch may have, by its offsets in StepPlan::documents; 0:
   /// each row is one.
@@ -201,10 +218,15 @@ struct AttentionAttributes {
   std::int64_t qkv_width() const { return width() + 2 * width_kv(); }
 };
 
+/// Frequency i of RoPE is theta^(-2i / head_dim), scaled where `scaling` says so.
 struct RopeAttributes {
   std::int64_t batch = 0, context = 0, heads = 0, head_dim = 0;
   double theta = 10000;
-  bool inverse = false;  ///< backward: the transposed rotation
+  bool inverse = false;   ///< backward: the transposed rotation
+  bool halves = false;    ///< element i turns with i + head_dim / 2, not 2i with 2i + 1
+  std::int64_t keys = 0;  ///< heads of k and of v; 0: as many
+  RopeScaling scaling{};
+  std::int64_t kv() const { return keys > 0 ? keys : heads; }
 };
 
 /// Mask of element i: kept iff random(seed, step, site, i) >= probability.
@@ -257,9 +279,9 @@ struct CollectiveAttributes {
 
 using Attributes =
     std::variant<std::monostate, ProductAttributes, RowsAttributes, MeanLossAttributes,
-                 EmbeddingAttributes, AttentionAttributes, RopeAttributes, PointwiseAttributes,
-                 DropoutAttributes, CrossEntropyAttributes, AdamWAttributes, LossScaleAttributes,
-                 CollectiveAttributes>;
+                 HeadNormAttributes, EmbeddingAttributes, AttentionAttributes, RopeAttributes,
+                 PointwiseAttributes, DropoutAttributes, CrossEntropyAttributes, AdamWAttributes,
+                 LossScaleAttributes, CollectiveAttributes>;
 
 struct Operation {
   std::string name;  ///< "layer 7 / attention / scores"

@@ -464,7 +464,7 @@ Status Trainer::save(TrainObserver& observer) {
   state.best_look = best_look_;
   state.looks_since = looks_since_;
   // The course's names are nobody else's: `flashlab export` writes them as Llama's.
-  if (config_.model.family == Family::kGpt2) {
+  if (config_.model.family != Family::kCourse) {
     state.others = hugging_face_files(config_.model, parameters_->element(), tokenizer());
   }
   if (const float* scale = loss_scale()) {

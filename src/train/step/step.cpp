@@ -96,6 +96,13 @@ Status check(const ModelConfig& model, const StepOptions& options) {
     return Status::invalid({"documents", "--attention naive, which has a mask of its own",
                             "an attention that takes sequences", "leave --attention out"});
   }
+  const bool plain_scores = model.keys() == model.heads && model.attention_softcap == 0 &&
+                            (model.window == 0 || model.window >= context);
+  if (options.attention == "naive" && !plain_scores) {
+    return Status::invalid({"attention", "naive",
+                            "an attention that has grouped heads, windows and softcaps",
+                            "leave --attention out"});
+  }
   if (options.context < 0 || options.context > model.context) {
     return Status::invalid({"context", fmt::format("{}", options.context),
                             fmt::format("1 to the model's {} tokens", model.context),
@@ -130,7 +137,7 @@ void micro_batch(StepBuilder& b, LayerContext context) {
                 {.probability = model.dropout,
                  .site = dropout_site(b, context, DropoutPlace::kEmbedding, -1)});
   }
-  if (model.family == Family::kCourse && b.options().attention != "naive") {
+  if (context.traits().has_rope() && b.options().attention != "naive") {
     rope_angles(b, context);
   }
   for (int layer = 0; layer < model.layers; ++layer) {
@@ -138,7 +145,7 @@ void micro_batch(StepBuilder& b, LayerContext context) {
     x = mlp_block(b, x, context, layer);
   }
   b.enter(-1, "head");
-  x = norm(b, x, context, model.family == Family::kGpt2 ? "ln_f" : "ln_final");
+  x = norm(b, x, context, names_of(model.family).final_norm);
   if (b.decodes()) {
     logits(b, x, context);
     return;

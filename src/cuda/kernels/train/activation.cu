@@ -1,13 +1,14 @@
 // What stands between the two products of an MLP, and its gradient.
 //
 //   SwiGLU   y = g s(g) u,  s(g) = 1 / (1 + exp(-g));   dg = dy u (s + g s (1 - s)),  du = dy g s
+//   GEGLU    y = gelu(g) u;                                  dg = u dgelu(g, dy),  du = dy gelu(g)
 //   GELU     y = x/2 (1 + t),  t = tanh(sqrt(2/pi) (x + 0.044715 x^3))
 //            dx = dy ((1 + t)/2 + x/2 (1 - t^2) sqrt(2/pi) (1 + 3 0.044715 x^2))
 //
 // One pack of columns a thread; the loads of a warp are neighbours. The last rows come first: the
 // product before wrote them last, so that some are in L2 still.
 //
-// Config: Element kElement; bool kGelu; int kHidden, kVector.
+// Config: Element kElement; bool kGelu, kGeGlu; int kHidden, kVector.
 
 #include "ptx/math.h"
 #include "train/arguments.h"
@@ -28,6 +29,10 @@ inline constexpr float kGeluCube = 0.044715f;
 
 __device__ inline float gelu_tanh(float x) {
   return 2.0f * sigmoid(2.0f * kGeluScale * (x + kGeluCube * x * x * x)) - 1.0f;
+}
+
+__device__ inline float gelu(float x) {
+  return 0.5f * x * (1.0f + gelu_tanh(x));
 }
 
 __device__ inline float gelu_gradient(float x, float dy) {
@@ -58,12 +63,15 @@ __device__ inline void activation_forward(const ActivationArguments& args) {
   Pack<kVector> y;
   if constexpr (Config::kGelu) {
     const auto x = load_pack<Config::kElement, kVector>(args.x, row * kHidden + column);
-    for (int i = 0; i < kVector; ++i) y.at[i] = 0.5f * x.at[i] * (1.0f + gelu_tanh(x.at[i]));
+    for (int i = 0; i < kVector; ++i) y.at[i] = gelu(x.at[i]);
   } else {
     const Index at = row * 2 * kHidden + column;
     const auto g = load_pack<Config::kElement, kVector>(args.x, at);
     const auto u = load_pack<Config::kElement, kVector>(args.x, at + kHidden);
-    for (int i = 0; i < kVector; ++i) y.at[i] = g.at[i] * sigmoid(g.at[i]) * u.at[i];
+    for (int i = 0; i < kVector; ++i) {
+      const float gate = Config::kGeGlu ? gelu(g.at[i]) : g.at[i] * sigmoid(g.at[i]);
+      y.at[i] = gate * u.at[i];
+    }
   }
   store_pack<Config::kElement>(args.out, row * kHidden + column, y);
 }
@@ -86,6 +94,11 @@ __device__ inline void activation_backward(const ActivationArguments& args) {
     const auto u = load_pack<Config::kElement, kVector>(args.x, at + kHidden);
     Pack<kVector> dg, du;
     for (int i = 0; i < kVector; ++i) {
+      if constexpr (Config::kGeGlu) {
+        dg.at[i] = gelu_gradient(g.at[i], dy.at[i] * u.at[i]);
+        du.at[i] = dy.at[i] * gelu(g.at[i]);
+        continue;
+      }
       const float s = sigmoid(g.at[i]), silu = g.at[i] * s;
       dg.at[i] = dy.at[i] * u.at[i] * (s + silu * (1.0f - s));
       du.at[i] = dy.at[i] * silu;

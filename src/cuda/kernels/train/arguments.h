@@ -84,6 +84,30 @@ struct RopeArguments {
   double theta{};
 };
 
+/// The same of rows of q, k and v with heads of their own numbers, and of scaled frequencies.
+struct RopeHalvesArguments {
+  const double* position{};
+  float* cosine{};
+  float* sine{};
+  void* qkv{};
+  long long rows{};
+  double theta{};
+  double factor{}, low{}, high{}, original{};
+};
+
+/// x, y, dy [rows, (heads + 2 keys) head_dim], weights [head_dim], rstd [rows, heads + keys].
+/// Backward turns dy in place; partials [blocks, head_dim] of d weight, then of d key weight.
+struct HeadNormArguments {
+  const void* x{};
+  const void* weight{};
+  const void* key_weight{};
+  void* y{};
+  float* rstd{};
+  float* partials{};
+  long long rows{};
+  float epsilon{};
+};
+
 /// tokens [rows], table [vocabulary, width], positions [context, width], x [rows, width].
 /// Backward: `order` holds the rows sorted by token, the group of the g-th distinct token begins at
 /// starts[g] and ends at starts[g + 1]; groups that are not there are empty. With a position given

@@ -1,6 +1,6 @@
 // RMSNorm and LayerNorm of rows, and their gradients.
 //
-//   RMSNorm     y = w x r                   r = 1 / sqrt(mean(x^2) + eps)
+//   RMSNorm     y = w x r                   r = 1 / sqrt(mean(x^2) + eps); or w + 1 in w's place
 //   LayerNorm   y = w (x - m) r + b         r = 1 / sqrt(mean((x - m)^2) + eps)
 //   backward    g = w dy,  n = (x - m) r    (m = 0 for RMSNorm)
 //               dx (+)= r (g - mean(g) [LayerNorm only] - n mean(g n))
@@ -13,10 +13,11 @@
 // what dx has become, the gradient of the bias before the norm. Each block leaves one row of
 // partial sums of each, which columns.cu adds in order.
 //
-// Config: Element kElement; bool kLayer; int kWidth, kVector (columns per access: 16 bytes of them,
-// or one where the width is no multiple of that), kRowThreads, kPacks (of a thread), kBlock
-// (threads); of forward kBlocks (of a multiprocessor), kAhead (rows); of backward bool kAccumulate
-// (dx is added to), kSums (the columns of dx are added up, too).
+// Config: Element kElement; bool kLayer, kOnePlus (the weight is w + 1); int kWidth, kVector
+// (columns per access: 16 bytes of them, or one where the width is no multiple of that),
+// kRowThreads, kPacks (of a thread), kBlock (threads); of forward kBlocks (of a multiprocessor),
+// kAhead (rows); of backward bool kAccumulate (dx is added to), kSums (the columns of dx are added
+// up, too).
 
 #include "train/arguments.h"
 #include "train/packs.h"
@@ -47,6 +48,16 @@ struct RowShare {
     return row >= 0 ? load(data, row, pack) : Raw{};
   }
 };
+
+/// What a pack of columns is multiplied by.
+template <class Config>
+__device__ inline Pack<Config::kVector> factors_of(const typename RowShare<Config>::Raw& weight) {
+  auto out = floats_of<Config::kElement, Config::kVector>(weight);
+  if constexpr (Config::kOnePlus) {
+    for (int i = 0; i < Config::kVector; ++i) out.at[i] += 1.0f;
+  }
+  return out;
+}
 
 template <class Config>
 __device__ inline void norm_forward(const NormArguments& args) {
@@ -109,7 +120,7 @@ __device__ inline void norm_forward(const NormArguments& args) {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!share.inside(p)) continue;
-      const auto xs = floats_of<kT, kVector>(x[p]), w = floats_of<kT, kVector>(weight[p]);
+      const auto xs = floats_of<kT, kVector>(x[p]), w = factors_of<Config>(weight[p]);
       Pack<kVector> b{}, y;
       if constexpr (Config::kLayer) b = floats_of<kT, kVector>(bias[p]);
       for (int i = 0; i < kVector; ++i) {
@@ -201,7 +212,7 @@ __device__ inline void backward_row(const NormArguments& args, const RowShare<Co
 #pragma unroll
   for (int p = 0; p < kPacks; ++p) {
     const auto xs = floats_of<kT, kVector>(now.x[p]), gs = floats_of<kT, kVector>(now.dy[p]);
-    const auto ws = floats_of<kT, kVector>(weight[p]);
+    const auto ws = factors_of<Config>(weight[p]);
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       const float n = (xs.at[i] - now.mean) * now.rstd, g = gs.at[i] * ws.at[i];
@@ -219,7 +230,7 @@ __device__ inline void backward_row(const NormArguments& args, const RowShare<Co
   for (int p = 0; p < kPacks; ++p) {
     if (!share.inside(p)) continue;
     const auto xs = floats_of<kT, kVector>(now.x[p]), gs = floats_of<kT, kVector>(now.dy[p]);
-    const auto ws = floats_of<kT, kVector>(weight[p]);
+    const auto ws = factors_of<Config>(weight[p]);
     Pack<kVector> dx{};
     if constexpr (Config::kAccumulate) dx = floats_of<kT, kVector>(now.before[p]);
 #pragma unroll

@@ -38,6 +38,9 @@ FEATURES = {
     "fp8": lambda case: case.get("dtype") == "e4m3",
 }
 
+# What no GPU's kernels have: beyond 256 there is the naive one alone.
+WIDE_VALUES = "softcap or chunks beside head_dim_v over 256"
+
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
@@ -116,8 +119,8 @@ def lacks(sweep, case, device="cuda"):
     for name, asked in FEATURES.items():
         if asked(case):
             return name
-    if device == "cuda" and (case.get("dv") or 0) > 256:
-        return "head_dim_v over 256"
+    if device == "cuda" and (case.get("dv") or 0) > 256 and (case["chunk"] or case["softcap"]):
+        return WIDE_VALUES
     return ""
 
 

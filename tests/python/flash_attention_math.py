@@ -453,7 +453,8 @@ def refused_call(reason, case, device):
         leaves = [torch.stack([q, k, v], 2)]
     else:
         leaves = [q, torch.stack([k, v], 2)] if case.get("pack") == "kv" else [q, k, v]
-    return call(leaves, case | {"causal": case.get("causal", 0)})
+    more = {"softcap": 15.0} if reason == cases.WIDE_VALUES else {}
+    return call(leaves, case | {"causal": case.get("causal", 0)}, **more)
 
 
 def run_refused(reason, case, device):

@@ -75,7 +75,7 @@ class Matrices(unittest.TestCase):
             self.assertEqual(len(runnable) + sum(counts.values()), matrix)
             self.assertEqual(set(counts), set(refused))
             self.assertGreater(len(runnable), 500, file)
-        self.assertLessEqual({"qv", "fp8", "head_dim_v over 256"}, seen)
+        self.assertLessEqual({"qv", "fp8", cases.WIDE_VALUES}, seen)
 
 
 @unittest.skipUnless(torch, WHY)

@@ -22,7 +22,7 @@ constexpr int kMaxHeadDim = 256;
 constexpr std::int64_t kFewRows = 64;
 constexpr std::int64_t kPackedQueries = 8;  // per head: up to here a group's heads share tiles
 constexpr unsigned kMergeWarps = 4;         // kernels/sm80/forward/merge.cu
-constexpr int kPlaceBytes = 64;             // at most: device::CachedPlace
+constexpr int kPlaceBytes = 128;            // device::CachedPlace, and the tiles' alignment
 
 Status too_long(const char* what, std::int64_t got, std::int64_t limit) {
   return too_large(what, got, limit, "split the call into shorter ones and merge them");

@@ -65,7 +65,13 @@ TEST(Sm90Backward, BlocksOfARaggedCallStayAtHeadDim64) {
     return std::get<runtime::KernelWork>(of->program()->steps()[step].work).shape;
   };
   EXPECT_EQ(shape_of(made, 1).grid_x, 20u) << "fewer than slots of all heads";
-  EXPECT_TRUE(shape_of(made, 2).programmatic);
+  // Blocks of the other steps go through slots and heads: no more than run at once.
+  EXPECT_EQ(shape_of(made, 0).grid_x, 4u * (300 / 128 + 7 + 2));
+  EXPECT_EQ(shape_of(made, 0).grid_y, 1u);
+  const auto small = testing::plan_on(plan_sm90_backward, "sm_90a", ragged(64, named()), 2);
+  ASSERT_NE(small, nullptr);
+  EXPECT_EQ(shape_of(small, 0).grid_x, 16u);
+  EXPECT_EQ(shape_of(small, 2).grid_x, 16u);
   const std::uint64_t rows = 4 * (300 / 128 + 7 + 2) * 128;  // whole tiles of queries
   EXPECT_EQ(made->regions[1].bytes, rows * 4);
   EXPECT_EQ(made->regions[2].bytes, rows * 64 * 4);
@@ -77,7 +83,6 @@ TEST(Sm90Backward, BlocksOfARaggedCallStayAtHeadDim64) {
     const auto blocks = testing::plan_on(plan_sm90_backward, "sm_90a", each, 20);
     ASSERT_NE(blocks, nullptr);
     EXPECT_EQ(shape_of(blocks, 1).grid_x, slots * 4) << "a block for every slot and head";
-    EXPECT_FALSE(shape_of(blocks, 2).programmatic);
     EXPECT_EQ(blocks->regions[3].bytes, 0u) << "nobody waits for a count";
   }
 }

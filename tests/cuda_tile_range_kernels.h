@@ -63,7 +63,7 @@ inline Primitive query_walk_kernel(Hidden hidden) {
 }
 
 /// Slots of tiles of 8 rows that sequence_kernel looks at, and how many numbers each leaves.
-constexpr int kSequenceSlots = 11, kSequenceNumbers = 15;
+constexpr int kSequenceSlots = 11, kSequenceNumbers = 17;
 
 /// What slots of a ragged batch are. `in`: count, rows, offsets, used rows, all int64. Behind the
 /// slots' numbers two filled tensors: 8 scalars, and 8 rows of 3; then the rows of all keys,
@@ -76,7 +76,11 @@ inline Primitive sequence_kernel() {
                        R"(
   const int count = static_cast<int>(in[0]);
   const Sequences list{{{in + 2, 1}, {in + 3 + count, 1}, in[1], 20},
-                       {{nullptr, 0}, {nullptr, 0}, 9, 5}, 0, 0, count, 1, 7, 3};
+                       {{nullptr, 0}, {nullptr, 0}, 9, 5}, kSlots, 0, count, 1, 7, 3};
+  int visits[kSlots] = {};
+  for_each_query_slot<8>(list, 2, [&](const SequenceTile& at, int slot, int head) {
+    visits[slot] += 10 * head + at.tile + 1;
+  });
   for (int slot = 0; slot < kSlots; ++slot) {
     const SequenceTile at = tile_of_slot<8, false, false>(list, slot);
     const SequenceTile last_first = tile_of_slot<8, false, true>(list, slot);
@@ -93,7 +97,9 @@ inline Primitive sequence_kernel() {
         shape.seqlen_k, static_cast<int>(shape.left), static_cast<int>(shape.right),
         static_cast<int>(static_cast<int*>(scalars.data) - out),
         static_cast<int>(static_cast<unsigned char*>(rows.data) -
-                         reinterpret_cast<unsigned char*>(out))};
+                         reinterpret_cast<unsigned char*>(out)),
+        static_cast<int>(next_slot_with_rows<8>(list.q, count, kSlots, at.sequence)),
+        visits[slot]};
     for (int i = t; i < kNumbers; i += 32) out[slot * kNumbers + i] = numbers[i];
   }
   int* const filled = out + kSlots * kNumbers;

@@ -70,13 +70,17 @@ TEST_F(TileRows, SequenceSlots) {
     const std::int64_t end = b < kCount ? begin_of(b + 1) / 8 + b + 2 : kSequenceSlots;
     const std::int64_t tiles = (room + 7) / 8;
     EXPECT_GE(end - slot, tiles) << "sequence " << b;
+    std::int64_t next = b + 1;  // with rows
+    while (next <= kCount && (next < kCount ? begin_of(next + 1) : kRows) == begin_of(next)) ++next;
+    const std::int64_t slot_of_next =
+        next <= kCount ? begin_of(next) / 8 + next + 1 : kSequenceSlots;
     for (std::int64_t tile = 0; slot < end; ++slot, ++tile) {
       const std::int64_t keys = real ? kKeys : 0, shift = keys - length;
       for (const std::int64_t number :
            {b, tile, tile < tiles ? tiles - 1 - tile : tile, first, room, length,
             std::int64_t{length > kMost} + 2 * std::int64_t{keys > 5}, std::max(length, tile * 8),
-            std::min(room, tile * 8 + 8), length, keys, 7 - shift, 3 + shift, 2 * first,
-            6 * first}) {
+            std::min(room, tile * 8 + 8), length, keys, 7 - shift, 3 + shift, 2 * first, 6 * first,
+            slot_of_next, tile < tiles ? 2 * (tile + 1) + 10 : std::int64_t{0}}) {
         expected.push_back(static_cast<std::uint32_t>(number));
       }
     }

@@ -163,6 +163,26 @@ __device__ inline int sequence_of_slot(const SequenceSide& side, int count, int 
   return low;
 }
 
+/// Behind the slots of a sequence: the first slot that has rows, of a sequence or of none, or the
+/// end of slots. A whole warp calls it.
+template <int kTile>
+__device__ inline Int64 next_slot_with_rows(const SequenceSide& side, int count, Int64 slots,
+                                            int sequence) {
+  if (sequence >= count) return slots;
+  const Int64 begin = offset_of(side, sequence + 1);
+  int low = sequence + 1, high = count + 1;  // low begins there, high behind it
+  while (high - low > 1) {
+    const int step = divide_up(high - low, 33);
+    const int probe = low + (static_cast<int>(threadIdx.x) % 32 + 1) * step;
+    const bool same = probe < high && offset_of(side, probe) <= begin;
+    const int steps = __popc(__ballot_sync(ptx::kFullMask, same));
+    high = smaller(high, low + (steps + 1) * step);
+    low += steps * step;
+  }
+  const bool none = low == count && (side.offsets.data == nullptr || begin >= side.rows);
+  return none ? slots : first_slot<kTile>(side, low);
+}
+
 /// The tile of a slot.
 struct SequenceTile {
   int sequence;  ///< -1 and count: rows of none
@@ -186,6 +206,28 @@ __device__ inline SequenceTile tile_of_slot(const Sequences& list, int slot) {
     if (at.tile < tiles) at.tile = tiles - 1 - at.tile;
   }
   return at;
+}
+
+/// Calls `body` with the tile, its slot and the head, for all slots with rows of queries and all
+/// heads, of which blocks take every gridDim.x-th: as many blocks as run at once do not search for
+/// each slot without rows. All threads of a block get the same.
+template <int kTile, class Body>
+__device__ inline void for_each_query_slot(const Sequences& list, int heads, const Body& body) {
+  const auto end = static_cast<unsigned>(list.slots_q * heads);
+#pragma unroll 1
+  for (unsigned place = blockIdx.x; place < end;) {
+    const auto slot = static_cast<int>(place / static_cast<unsigned>(heads));
+    const SequenceTile at = tile_of_slot<kTile, false, false>(list, slot);
+    unsigned behind = place + 1;
+    if (at.tile < divide_up(at.q.room, kTile)) {
+      body(at, slot, static_cast<int>(place % static_cast<unsigned>(heads)));
+    } else {
+      const Int64 next =
+          next_slot_with_rows<kTile>(list.q, list.count, list.slots_q, at.sequence) * heads;
+      if (next > behind) behind = next < end ? static_cast<unsigned>(next) : end;
+    }
+    place += (behind - place + gridDim.x - 1) / gridDim.x * gridDim.x;
+  }
 }
 
 /// The rows of a side that this tile has and its sequence does not use, counted from `rows.first`;

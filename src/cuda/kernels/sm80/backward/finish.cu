@@ -1,6 +1,7 @@
 // Backward, step 3 of 3: dQ = scale / (1 - p) dQ_fp32, from the order of the accumulator to rows,
 // in the type of dq. p: of dropout.
-// One block per tile of queries and head. Bound by memory: 4 B Hq Sq D bytes read, 2 written.
+// One block per tile of queries and head, of ragged calls as many as run at once. Bound by memory:
+// 4 B Hq Sq D bytes read, 2 written.
 
 #include "ptx/atomic.h"
 #include "ptx/dependency.h"
@@ -38,14 +39,12 @@ __device__ void run(const BackwardArguments& args) {
   if (Config::kCountsHeads && blockIdx.x + 1 == gridDim.x) ptx::wait_for_kernel_before();
 }
 
-/// Blocks are slots of tiles of queries, then heads.
+/// A sequence's tile of queries, and its rows of no sequence.
 template <class Config>
-__device__ void run(const RaggedBackwardArguments& ragged) {
+__device__ void finish_tile(const RaggedBackwardArguments& ragged, const SequenceTile& at,
+                            int head) {
   constexpr int kTileQ = Config::kTileQ;
   const Sequences& list = ragged.sequences;
-  const int head = blockIdx.y;
-  const SequenceTile at = tile_of_slot<kTileQ, false, false>(list, gridDim.x - 1 - blockIdx.x);
-  ptx::wait_for_kernel_before();  // Hopper's, where its blocks stay; else nothing is waited for
   BackwardArguments args = ragged.call;
   shift_rows<Config::kGradQ>(args.dq, list.q, at.q);
   shape_of_sequence(args.shape, list, at);
@@ -57,6 +56,13 @@ __device__ void run(const RaggedBackwardArguments& ragged) {
   }
   if (wrong || at.tile >= divide_up(at.q.length, kTileQ)) return;
   finish(args, QueryPlace<Config>(list, at.sequence, at.slot), at.sequence, head, head, at.tile);
+}
+
+template <class Config>
+__device__ void run(const RaggedBackwardArguments& ragged) {
+  for_each_query_slot<Config::kTileQ>(
+      ragged.sequences, ragged.call.shape.heads_q,
+      [&](const SequenceTile& at, int, int head) { finish_tile<Config>(ragged, at, head); });
 }
 
 }  // namespace flashlab::device

@@ -165,6 +165,15 @@ void give_sequences(GpuStep& step, const GpuPlan& plan, const device::Sequences*
   give_sequences(step, plan, device::RaggedBackwardArguments{call, *list}, heads);
 }
 
+// Of a kernel whose blocks go through tiles of queries and heads: about as many as run at once.
+void share_queries(GpuStep& step, const GpuPlan& plan, const device::Sequences* list) {
+  if (list == nullptr) return;
+  constexpr unsigned kBlocksEach = 8;  // of a multiprocessor
+  give_sequences(step, plan, list, 1);
+  const auto most = kBlocksEach * static_cast<unsigned>(plan.device().info().multiprocessors);
+  step.shape.grid_x = std::min(step.shape.grid_x, most);
+}
+
 void add_steps(GpuPlan& plan, const ConfigPrinter& config, const BackwardChoice& choice,
                bool vector_reduction) {
   const Geometry& g = plan.geometry;
@@ -217,7 +226,7 @@ GpuStep prepare_step(const GpuPlan& plan, const BackwardRows& rows, const Prepar
       .boolean("kRagged", rows.sequences != nullptr);
   GpuStep step = kernel_step("sm80/backward/prepare.cu", "flash_bwd_sm80_prepare", config,
                              rows.blocks, kPrepareThreads, 0, std::move(words));
-  give_sequences(step, plan, rows.sequences, g.heads_q);
+  share_queries(step, plan, rows.sequences);
   return step;
 }
 
@@ -240,7 +249,7 @@ GpuStep finish_step(const GpuPlan& plan, const BackwardRows& rows, const Finishe
   GpuStep step =
       kernel_step("sm80/backward/finish.cu", "flash_bwd_sm80_finish", config, rows.blocks,
                   32 * finished.warps_q * finished.warps_k, 0, std::move(words));
-  give_sequences(step, plan, rows.sequences, plan.geometry.heads_q);
+  share_queries(step, plan, rows.sequences);
   return step;
 }
 

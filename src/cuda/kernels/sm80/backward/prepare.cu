@@ -6,9 +6,9 @@
 // and dQ and dK are multiplied by 1 / (1 - p) where their sums end.
 //
 // Where dQ is added in memory and the main kernel does not do it (kZeroGradQ), an accumulator of
-// zeros, too. One block per tile of queries and head; a quarter of a warp's lanes per row at head
-// dim 64, whole warps from 256 on. Bound by memory: 4 B Hq Sq Dv bytes read, with zeros 4 B Hq Sq D
-// written.
+// zeros, too. One block per tile of queries and head, of ragged calls as many as run at once; a
+// quarter of a warp's lanes per row at head dim 64, whole warps from 256 on. Bound by memory:
+// 4 B Hq Sq Dv bytes read, with zeros 4 B Hq Sq D written.
 //
 // lse2 takes the offset of softcap's values, too (tile/score.h).
 //
@@ -155,22 +155,30 @@ __device__ void run(const BackwardArguments& args) {
   prepare(args, QueryPlace<Config>(tiles), batch, head, head_index, tile);
 }
 
-/// Blocks are slots of tiles of queries (tile/sequence.h), then heads.
+/// Of a ragged call. The counters of all slots are cleared: by wrong offsets any may be waited for.
 template <class Config>
 __device__ void run(const RaggedBackwardArguments& ragged) {
   const Sequences& list = ragged.sequences;
-  const int head = blockIdx.y;
-  clear_turns<Config>(ragged.call, blockIdx.y * gridDim.x + blockIdx.x);
-  const SequenceTile at = tile_of_slot<Config::kTileQ, false, false>(list, blockIdx.x);
-  if (at.tile >= divide_up(at.q.length, Config::kTileQ)) return;
-  const QueryPlace<Config> place(list, at.sequence, at.slot);
-  BackwardArguments args = ragged.call;
-  shift_rows<Config::kO>(args.o, list.q, at.q);
-  shift_rows<Config::kGradO>(args.d_o, list.q, at.q);
-  shift_rows(args.lse, list.q, at.q);
-  shift_rows(args.d_lse, list.q, at.q);
-  shape_of_sequence(args.shape, list, at);
-  prepare(args, place, at.sequence, head, head, at.tile);
+  const int heads = ragged.call.shape.heads_q;
+  if constexpr (Config::kTickets) {
+    auto* turns = static_cast<unsigned*>(ragged.call.regions[kRegionTurns]);
+    const auto end = static_cast<unsigned>(kFirstOfTiles + heads * list.slots_q);
+    for (unsigned i = blockIdx.x * kPrepareThreads + threadIdx.x; i < end;
+         i += gridDim.x * kPrepareThreads) {
+      turns[i] = 0;
+    }
+  }
+  for_each_query_slot<Config::kTileQ>(list, heads, [&](const SequenceTile& at, int, int head) {
+    if (at.tile >= divide_up(at.q.length, Config::kTileQ)) return;
+    const QueryPlace<Config> place(list, at.sequence, at.slot);
+    BackwardArguments args = ragged.call;
+    shift_rows<Config::kO>(args.o, list.q, at.q);
+    shift_rows<Config::kGradO>(args.d_o, list.q, at.q);
+    shift_rows(args.lse, list.q, at.q);
+    shift_rows(args.d_lse, list.q, at.q);
+    shape_of_sequence(args.shape, list, at);
+    prepare(args, place, at.sequence, head, head, at.tile);
+  });
 }
 
 }  // namespace flashlab::device

@@ -34,12 +34,12 @@ struct Sm90BackwardTiles {
   static constexpr bool kSplitQueries = kTileQ > kWarpgroupRows;
   /// Whether blocks take tile of keys after tile of keys.
   static constexpr bool kStays = Config::kKeyStages > 1;
+  /// Whether a warp finds the sequence of each tile of keys; where blocks do not stay, the block.
+  static constexpr bool kFinds = Config::kRagged && kStays;
   /// Whether this kernel writes the zeros that dQ is added to, head by head or as its blocks come
   /// to them; else `prepare` does.
   static constexpr bool kWritesZeros = !Config::kRagged && !Config::kAbreast,
                         kClaimsZeros = Config::kAbreast && !Config::kParts;
-  /// Whether a warp finds the sequence of each tile of keys; where blocks do not stay, the block.
-  static constexpr bool kFinds = Config::kRagged && kStays;
   /// Whether the heads are counted whose dQ is complete.
   static constexpr bool kCountsDone = kStays && !Config::kRagged;
   static_assert(!kFinds || !Config::kDropout);

@@ -296,7 +296,7 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
                            : finish_step(plan, rows, {1, t.tile_dim / kFinishColumns, t.tile_k},
                                          fmt::format("dQ = scale dQ_fp32 in dq's type · {} blocks",
                                                      blocks.query_blocks));
-  finish.shape.programmatic = stays;
+  finish.shape.programmatic = counts_heads;
   plan.add_kernel(worded(std::move(finish)));
   if (plan.problem.d_sinks) plan.add_kernel(worded(sinks_step(plan, rows)));
 }

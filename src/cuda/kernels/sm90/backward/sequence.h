@@ -87,24 +87,12 @@ struct Sm90SequenceFinder {
     return static_cast<int>(gridDim.x + __shfl_sync(ptx::kFullMask, ticket, 0));
   }
 
-  /// The first slot behind a sequence's that has rows of keys, of a sequence or of none; or the
-  /// end of slots.
-  __device__ Int64 next_slot(int sequence) const {
-    const Sequences& list = ragged.sequences;
-#pragma unroll 1
-    for (int first = sequence + 1; first <= list.count; first += 32) {
-      const int own = first + lane();
-      const bool has = own <= list.count && rows_of(list.k, own, list.count).room > 0;
-      const unsigned found = __ballot_sync(ptx::kFullMask, has);
-      if (found == 0) continue;
-      return first_slot<Config::kTileK>(list.k, first + __ffs(static_cast<int>(found)) - 1);
-    }
-    return ragged.launch.order.tiles;
-  }
   /// Behind a slot without rows nobody is to be given the slots up to the next one with rows.
   __device__ void skip(const PlacedSlot<Config>& empty) const {
     const KeyOrder& order = ragged.launch.order;
-    const Int64 next = next_slot(empty.at.sequence);
+    const Sequences& list = ragged.sequences;
+    const Int64 next =
+        next_slot_with_rows<Config::kTileK>(list.k, list.count, list.slots_k, empty.at.sequence);
     if (lane() != 0 || next <= empty.slot + 1) return;
     const int until = next < order.tiles ? static_cast<int>(next) : order.tiles;
     const int first = order.first_of_section(empty.head_k);

@@ -83,7 +83,7 @@ struct KeyOrder {
 /// Dynamic shared memory of a block: sizeof(Sm90BackwardStorage).
 constexpr int shared_bytes(const Sm90BackwardTiling& t) {
   constexpr int kScoreStages = 2, kAlignment = 1024;
-  // DropoutTile, DropoutWords, Sm90Sequence, a structure of none of them.
+  // DropoutTile, DropoutWords, Sm90Sequence, Sm90FoundTile, a structure of none of them.
   constexpr int kDrawnBytes = 1536, kWordsBytes = 16, kSequenceBytes = 128, kFoundBytes = 16,
                 kEmptyBytes = 16;
   const int keys = t.key_stages * (2 * t.tile_k * t.tile_dim * 2);

@@ -231,8 +231,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--budget-ms", type=float, default=60, help="per measurement")
     parser.add_argument("--json", required=True, help="start of the files' names")
+    parser.add_argument("--share", default="0/1", metavar="I/N",
+                        help="every N-th shape from the I-th: for one of N GPUs")
     arguments = parser.parse_args()
     shapes, dtype, peers = GRIDS[arguments.grid]
+    first, step = map(int, arguments.share.split("/"))
+    shapes = shapes[first::step]
     peers = arguments.peers.split(",") if arguments.peers else peers
     # What a user of fp32 gets unless they ask: matrix products round to tf32 only if allowed.
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"

@@ -146,16 +146,29 @@ __device__ inline void copy_head(const void* from, Int64 from_at, void* to, Int6
 /// be `from`: a lane reads its pair before it writes it.
 __device__ inline void turn_head(const AppendArguments& args, Int64 position, const void* from,
                                  Int64 from_at, void* to, Int64 to_at, int lane) {
+  constexpr int kAtOnce = 2;  // pairs of a lane that are under way: all of a head of 128
+  const auto first_of = [&](int n) { return args.interleaved != 0 ? 2 * n : n; };
+  const int between = args.interleaved != 0 ? 1 : args.pairs;
 #pragma unroll 1
-  for (int n = lane; n < args.pairs; n += kWarpLanes) {
-    const int first = args.interleaved != 0 ? 2 * n : n;
-    const int second = args.interleaved != 0 ? 2 * n + 1 : n + args.pairs;
-    const float c = load_element<Config::kTable>(args.cos, position * args.cos_stride + n);
-    const float s = load_element<Config::kTable>(args.sin, position * args.sin_stride + n);
-    const float x = load_element<Config::kElement>(from, from_at + first);
-    const float y = load_element<Config::kElement>(from, from_at + second);
-    store_element<Config::kElement>(to, to_at + first, x * c - y * s);
-    store_element<Config::kElement>(to, to_at + second, x * s + y * c);
+  for (int n = lane; n < args.pairs; n += kAtOnce * kWarpLanes) {
+    float c[kAtOnce], s[kAtOnce], x[kAtOnce], y[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int pair = n + i * kWarpLanes;
+      if (pair >= args.pairs) continue;
+      c[i] = load_element<Config::kTable>(args.cos, position * args.cos_stride + pair);
+      s[i] = load_element<Config::kTable>(args.sin, position * args.sin_stride + pair);
+      x[i] = load_element<Config::kElement>(from, from_at + first_of(pair));
+      y[i] = load_element<Config::kElement>(from, from_at + first_of(pair) + between);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int pair = n + i * kWarpLanes;
+      if (pair >= args.pairs) continue;
+      const Int64 at = to_at + first_of(pair);
+      store_element<Config::kElement>(to, at, x[i] * c[i] - y[i] * s[i]);
+      store_element<Config::kElement>(to, at + between, x[i] * s[i] + y[i] * c[i]);
+    }
   }
   const int rest = 2 * args.pairs;
   copy_head(from, from_at + rest, to, to_at + rest, args.columns - rest, false, lane);

@@ -20,7 +20,7 @@ Words wire_choices() {
 Words transport_choices() {
   return {"shared", "mpi"};
 }
-Words peer_choices() {
+Words peers_beside_ranks() {
   return {"torch"};
 }
 Words state_choices() {
@@ -64,7 +64,7 @@ std::vector<FlagSpec> flags_of_ranks() {
        "torch: behind the modes PyTorch on the same shapes: DDP for bucket, ZeRO-1 for zero1, "
        "FSDP2 "
        "for fsdp",
-       peer_choices},
+       peers_beside_ranks},
       {"--json", "", "FILE", kFile, kBenchParallel, kResults,
        "the rows by the schema flashlab.bench-parallel/1; - is stdout, and nothing else goes "
        "there"},

@@ -43,14 +43,14 @@ def shape_words(document, chinese):
     return sizes.replace(", ", ",") if chinese else sizes
 
 
-def ladder_source(chinese, folder=""):
+def ladder_source(chinese):
     """Where the figures come from, in a line; their commands stand on one page."""
     where = recorded_on(ladder_file("long")["environment"], chinese)
     if chinese:
         return (f"D 64,因果掩码,毫秒,中位数,每次清空 L2;{where};"
-                f"[命令]({folder}README.zh-CN.md#数字的来源)。")
+                "[命令](README.zh-CN.md#数字的来源)。")
     return (f"D 64, causal; milliseconds, median, L2 flushed; {where}; "
-            f"[commands]({folder}README.md#where-the-figures-come-from).")
+            f"[commands](README.md#where-the-figures-come-from).")
 
 
 def ladder_commands(chinese):
@@ -114,7 +114,7 @@ def ladder_verdict(document, chinese):
             f"where they take at most {most} MiB.")
 
 
-def whole(chinese=False, folder=""):
+def whole(chinese):
     """The whole ladder on its stated shape, both passes, and the memory."""
     document = ladder_file("long")
     columns = (["前向 fp32,ms", "bf16", "反向 fp32", "bf16", "前向工作区,MiB", "反向工作区"]
@@ -128,7 +128,7 @@ def whole(chinese=False, folder=""):
         lines.append(f"| `{name}` | " + " | ".join([*map(milliseconds, rows), *memory]) + " |")
     words = shape_words(document, chinese)
     comma = "," if chinese else ", "
-    stated = f"{words}{comma}{ladder_source(chinese, folder)}"
+    stated = f"{words}{comma}{ladder_source(chinese)}"
     return "\n".join([*lines, "", f"{stated} {ladder_verdict(document, chinese)}"])
 
 

@@ -190,8 +190,7 @@ def main():
     documents = {"bench/README.md": {"results": everything(), **bench_sequences.tables()}}
     for chinese in (False, True):
         ending = ".zh-CN.md" if chinese else ".md"
-        documents[f"README{ending}"] = {"results": front(), "gpu": gpu_front(),
-                                        "ladder": bench_ladder.whole(chinese, "docs/learn/")}
+        documents[f"README{ending}"] = {"results": front(), "gpu": gpu_front()}
         for page in bench_ladder.PAGES:
             documents[f"docs/learn/{page}{ending}"] = bench_ladder.tables(chinese)
     made_of = {path: lambda text, tables=tables: with_tables(text, tables)

@@ -17,7 +17,7 @@ constexpr double kCurveLeft = 64, kCurveRight = 84;  // the right side has the r
 constexpr double kCurveFont = 13;
 
 /// Where a step and a value of one axis stand.
-struct Frame {
+struct CurveFrame {
   double top = 0, bottom = 0;
   AxisRange x, y;
 
@@ -29,7 +29,7 @@ struct Frame {
   }
 };
 
-std::vector<CurvePoint> finite(const std::vector<CurvePoint>& points) {
+std::vector<CurvePoint> finite_points(const std::vector<CurvePoint>& points) {
   std::vector<CurvePoint> out;
   for (const CurvePoint& p : points) {
     if (std::isfinite(p.step) && std::isfinite(p.value)) out.push_back(p);
@@ -37,7 +37,7 @@ std::vector<CurvePoint> finite(const std::vector<CurvePoint>& points) {
   return out;
 }
 
-std::string line_through(const std::vector<CurvePoint>& points, const Frame& frame,
+std::string line_through(const std::vector<CurvePoint>& points, const CurveFrame& frame,
                          const AxisRange& axis) {
   std::string data;
   for (const CurvePoint& p : points) {
@@ -54,7 +54,7 @@ std::string tokens_words(double tokens) {
   return fmt::format("{:.3g}", tokens);
 }
 
-void draw_axes(Svg* svg, const Frame& frame, const CurveChart& chart) {
+void draw_axes(Svg* svg, const CurveFrame& frame, const CurveChart& chart) {
   const double right = kCurveWidth - kCurveRight;
   for (const Tick& tick : frame.y.ticks) {
     const double y = frame.at_y(frame.y, tick.value);
@@ -76,7 +76,7 @@ void draw_axes(Svg* svg, const Frame& frame, const CurveChart& chart) {
   }
 }
 
-void draw_learning_rate(Svg* svg, const Frame& frame, const std::vector<CurvePoint>& rates) {
+void draw_learning_rate(Svg* svg, const CurveFrame& frame, const std::vector<CurvePoint>& rates) {
   double highest = 0;
   for (const CurvePoint& p : rates) highest = std::max(highest, p.value);
   if (highest <= 0) return;
@@ -88,8 +88,8 @@ void draw_learning_rate(Svg* svg, const Frame& frame, const std::vector<CurvePoi
   svg->path(line_through(thinned(rates, kMostCurvePoints), frame, axis), "fl-rate");
 }
 
-void draw_curve(Svg* svg, const Frame& frame, const Curve& curve) {
-  const std::vector<CurvePoint> points = finite(curve.points);
+void draw_curve(Svg* svg, const CurveFrame& frame, const Curve& curve) {
+  const std::vector<CurvePoint> points = finite_points(curve.points);
   if (points.empty()) return;
   svg->begin_group(colour_class(curve.style));
   if (curve.form == CurveForm::kSmoothed) {
@@ -144,10 +144,10 @@ double draw_legend(Svg* svg, const CurveChart& chart, double y) {
   return y;
 }
 
-std::string described(const CurveChart& chart) {
+std::string described_curves(const CurveChart& chart) {
   std::string text = fmt::format("{}. {} over steps.", chart.subtitle, chart.y_label);
   for (const Curve& curve : chart.curves) {
-    const std::vector<CurvePoint> points = finite(curve.points);
+    const std::vector<CurvePoint> points = finite_points(curve.points);
     if (points.empty()) continue;
     text += fmt::format(" {}: {:.4f} at step {:.0f}, {:.4f} at step {:.0f}.", curve.label,
                         points.front().value, points.front().step, points.back().value,
@@ -196,7 +196,7 @@ int smoothing_of(const Curve& curve) {
 std::optional<CurveRange> range_of(const std::vector<Curve>& curves) {
   std::optional<CurveRange> out;
   for (const Curve& curve : curves) {
-    const std::vector<CurvePoint> points = finite(curve.points);
+    const std::vector<CurvePoint> points = finite_points(curve.points);
     const std::vector<CurvePoint> bold =
         curve.form == CurveForm::kSmoothed ? centred_mean(points, smoothing_of(curve)) : points;
     for (const CurvePoint& p : bold) {
@@ -217,19 +217,19 @@ std::string render(const CurveChart& chart, SvgUse use) {
   const std::optional<CurveRange> range = range_of(chart.curves);
   if (!range) {
     svg.text(kCurveWidth / 2, 110, "nothing to plot", "fl-muted", Anchor::kMiddle);
-    return svg.finish(150, chart.id, chart.title, described(chart), use);
+    return svg.finish(150, chart.id, chart.title, described_curves(chart), use);
   }
-  Frame frame;
+  CurveFrame frame;
   frame.top = 104;
   frame.bottom = frame.top + kCurveHeight;
   frame.x = linear_axis({.low = range->first_step, .high = range->last_step, .tight = true});
   frame.y = linear_axis({.low = range->low, .high = range->high});
   svg.text(14, frame.top - 32, chart.y_label, "fl-muted");
   draw_axes(&svg, frame, chart);
-  draw_learning_rate(&svg, frame, finite(chart.learning_rate));
+  draw_learning_rate(&svg, frame, finite_points(chart.learning_rate));
   for (const Curve& curve : chart.curves) draw_curve(&svg, frame, curve);
   const double end = draw_legend(&svg, chart, frame.bottom + 66);
-  return svg.finish(end + 18, chart.id, chart.title, described(chart), use);
+  return svg.finish(end + 18, chart.id, chart.title, described_curves(chart), use);
 }
 
 }  // namespace flashlab::lab::report

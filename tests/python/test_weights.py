@@ -222,8 +222,10 @@ class Weights(unittest.TestCase):
         ids = words.encode(TEXT, add_special_tokens=False)
         self.compare_loss(run, after, ids)
         self.assertLess(self.scored(run, "--text", self.text)["loss"], mean)
-        self.assertEqual(
-            transformers.AutoTokenizer.from_pretrained(step).encode(TEXT), ids)
+        # AutoTokenizer gives every qwen2 that model's own words, whatever the folder says.
+        kind = (transformers.PreTrainedTokenizerFast if make is qwen2 else
+                transformers.AutoTokenizer)
+        self.assertEqual(kind.from_pretrained(step).encode(TEXT), ids)
 
     def test_checkpoints_and_exports_open_in_transformers(self):
         for kind in ("byte", "character", "bpe"):

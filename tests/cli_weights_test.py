@@ -115,7 +115,9 @@ class Weights(Folder):
         self.assertEqual(json.loads(read(os.path.join(out, "config.json")))["model_type"], "llama")
         self.assertIn("model.layers.0.self_attn.q_proj.weight",
                       tensors_of(os.path.join(out, "model.safetensors")))
-        self.assertEqual(self.scores("--checkpoint", out, "--text", text)[0]["loss"], loss)
+        # Llama's heads hold the elements of a pair half a head apart, so sums run in another order.
+        self.assertAlmostEqual(self.scores("--checkpoint", out, "--text", text)[0]["loss"], loss,
+                               delta=1e-7)
         narrow = self.path("narrow")
         self.done("export", "--checkpoint", folder, "--output", narrow, "--dtype", "bf16")
         self.assertEqual({dtype for dtype, _ in

@@ -102,6 +102,7 @@ Case ragged() {
 
 TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
   constexpr const char* kMain = "sm90/backward/kernel.cu";
+  constexpr const char* kProducer = "sm90/backward/producer.h";
   constexpr const char* kDraws = "sm90/backward/draws.h";
   constexpr const char* kSizes = "sm90/backward/block.h";
   constexpr const char* kZeros = "sm90/backward/zeros.h";
@@ -124,7 +125,7 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
       {"scores are read while their products are under way",
        {{kMain, "    ptx::wgmma_wait<1>();\n    pin(s);", "    pin(s);"}}},
       {"nobody waits for an empty place",
-       {{kMain, "    ring_queries.wait_empty();\n    const unsigned full",
+       {{kProducer, "    ring_queries.wait_empty();\n    const unsigned full",
          "    const unsigned full"}}},
       {"draws overwrite those that are read",
        {{kDraws, "    ring_queries.wait_empty();\n    const int lane", "    const int lane"}},
@@ -140,7 +141,7 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
        false,
        &drawn_tiles},
       {"keys are overwritten before the last dQ has read them",
-       {{kMain, "    ring_keys.wait_empty();\n    const int stage", "    const int stage"}},
+       {{kProducer, "    ring_keys.wait_empty();\n    const int stage", "    const int stage"}},
        true,
        &few_queries},
       {"a place of keys is waited for that the other consumer's next turn gives back",
@@ -181,7 +182,8 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
        true,
        &causal_with_alibi},
       {"zeros are written behind additions",
-       {{kMain, "work.first_tile) Sm90Zeros<Config>(args).await(head);\n", "work.first_tile) {}\n"},
+       {{kProducer, "work.first_tile) Sm90Zeros<Config>(args).await(head);\n",
+         "work.first_tile) {}\n"},
         {kZeros, "    write(wanted(index));\n", ""},
         {kZeros, "      if (next < 0) return;\n      write(wanted(static_cast<unsigned>(next)));\n",
          "      if (next < 0) return write(all);\n"}},
@@ -190,7 +192,7 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
       {"a tile of the accumulator is not zeros everywhere",
        {{kZeros, "i < Tiles::Sizes::kTileFloats / 4; i += 32", "i < 32; i += 32"}}},
       {"rows behind a sequence's end are read",
-       {{kMain, "const BoundedRows rows(begin, length, row);",
+       {{kProducer, "const BoundedRows rows(begin, length, row);",
          "const BoundedRows rows(begin, length + 3, row);"}},
        true,
        &ragged},

@@ -91,13 +91,22 @@ Case causal_with_alibi() {
   return {};
 }
 
+Case conformance_case(const std::string& name) {
+  for (const Case& each : cases::conformance_cases(DType::kBf16)) {
+    if (each.name == name) return each;
+  }
+  ADD_FAILURE() << "the case has another name now: " << name;
+  return {};
+}
+
 // Between its sequences lie rows of NaN.
 Case ragged() {
-  for (const Case& each : cases::conformance_cases(DType::kBf16)) {
-    if (each.name == "bf16-ragged-causal-unused") return each;
-  }
-  ADD_FAILURE() << "the case has another name now";
-  return {};
+  return conformance_case("bf16-ragged-causal-unused");
+}
+
+// The same without adding to gradients: rows of no sequence get zeros.
+Case ragged_overwritten() {
+  return conformance_case("bf16-ragged-window-beside");
 }
 
 TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
@@ -190,16 +199,16 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
        true,
        &one_block},
       {"a tile of the accumulator is not zeros everywhere",
-       {{kZeros, "i < Tiles::Sizes::kTileFloats / 4; i += 32", "i < 32; i += 32"}}},
+       {{kZeros, "i < BackwardSizes<Config>::kTileFloats / 4; i += 32", "i < 32; i += 32"}}},
       {"rows behind a sequence's end are read",
        {{kProducer, "const BoundedRows rows(begin, length, row);",
          "const BoundedRows rows(begin, length + 3, row);"}},
        true,
        &ragged},
       {"rows of no sequence are not written",
-       {{"sm90/backward/sequence.h", "unused.begin < unused.end", "false"}},
+       {{"sm90/backward/sequence.h", "rows.begin >= rows.end", "true"}},
        false,
-       &ragged},
+       &ragged_overwritten},
       {"rows are cleared by one consumer alone",
        {{kMain, "    return !has_empty_row(query0, shared.lse2[ring_queries.stage]);\n",
          "    return true;\n"}},

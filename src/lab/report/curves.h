@@ -46,8 +46,8 @@ std::vector<CurvePoint> thinned(const std::vector<CurvePoint>& points, int most)
 /// 900 pixels wide; steps are linear, and at most eight ticks stand on an axis.
 std::string render(const CurveChart& chart, SvgUse use);
 
-/// The same curves as lines of braille characters, at most `columns` wide. Empty where there is no
-/// curve of two points, or less than 30 columns.
+/// The same curves as lines of braille characters, at most `columns` wide. Empty where no curve has
+/// ten points, or with less than 30 columns.
 std::vector<std::string> drawn_as_text(const CurveChart& chart, int columns);
 
 /// The lowest and the highest value that a picture shows. A spike of one step, which only the thin

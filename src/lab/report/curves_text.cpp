@@ -11,6 +11,7 @@ namespace flashlab::lab::report {
 namespace {
 
 constexpr int kRows = 8, kWidest = 100, kNarrowest = 30;
+constexpr std::size_t kFewestPoints = 10;  // a line between fewer says nothing
 
 /// Dots of one picture, two across and four down in each character, as braille has them.
 class Dots {
@@ -67,7 +68,10 @@ double value_at(const std::vector<CurvePoint>& line, double step) {
 
 std::vector<std::string> drawn_as_text(const CurveChart& chart, int columns) {
   const std::optional<CurveRange> range = range_of(chart.curves);
-  if (!range || range->last_step <= range->first_step || columns < kNarrowest) return {};
+  const bool long_enough = std::ranges::any_of(
+      chart.curves, [](const Curve& curve) { return curve.points.size() >= kFewestPoints; });
+  if (!range || !long_enough || columns < kNarrowest) return {};
+  if (range->last_step <= range->first_step) return {};
   const double low = range->low;
   const double high = range->high > low ? range->high : low + 1;
   constexpr int kLabel = 10;  // "   1.2345 "

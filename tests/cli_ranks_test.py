@@ -204,6 +204,15 @@ class Collective(unittest.TestCase):
         self.assertEqual(got.stderr, "flashlab: --ranks 4 beside the 2 ranks that flashlab launch "
                                      "started; leave one of the two away\n")
 
+    def test_products_beside_want_gpus(self):
+        for launched in ([], ["launch", "-n", "2"]):
+            got = subprocess.run([program(), *launched, "bench", "collective", "--device", "cpu",
+                                  "--beside", "product"], capture_output=True, text=True,
+                                 check=False)
+            self.assertEqual((got.returncode, got.stdout), (2, ""), got.stderr)
+            self.assertRegex(got.stderr, "^flashlab: --beside product: got processors, "
+                                         "expected --device cuda; [^\n]*\n$")
+
     def start_endless(self, folder, *flags):
         """Ranks that exchange for a minute; gives the launcher and the ranks' processes."""
         child = subprocess.Popen(

@@ -76,6 +76,10 @@ Result<std::unique_ptr<BenchSession>> CollectiveSession::start(const Context& co
                             "choose another, or another --device"});
   }
   const bool on_gpu = context.device().kind == DeviceKind::kCuda;
+  if (!on_gpu && !options.setting("--beside").empty()) {
+    return Status::invalid({"--beside product", "processors", "--device cuda",
+                            "a processor's ranks exchange on the cores that would compute"});
+  }
   if (on_gpu) {
     if (Status status = out->open_gpu(context, options); !status.ok()) return status;
   }

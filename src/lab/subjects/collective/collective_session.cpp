@@ -26,7 +26,9 @@ Status CollectiveSession::open_gpu(const Context& context, const BenchOptions& o
   auto gpu = gpu_of(context.device());
   if (!gpu.ok()) return gpu.status();
   gpu_ = *gpu;
-  auto between = dist::gpu_transports(context.device(), *options.group);
+  // Beside products `auto` chooses as a training step does.
+  const bool beside = !options.setting("--beside").empty();
+  auto between = dist::gpu_transports(context.device(), *options.group, {.beside_kernels = beside});
   if (!between.ok()) return between.status();
   between_ = std::move(*between);
   return {};

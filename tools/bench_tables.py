@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Tables of the recorded results:  tools/bench_tables.py [--check]
 
-Writes what stands between the result markers of README.md, README.zh-CN.md, bench/README.md and
-docs/learn from bench/results: *.json (shares of the measured roof), peers/*.json (PyTorch beside
-us), gpu/*.json (a GPU beside its peers; the ladder); and the README's picture (bench_picture.py).
+Writes what stands between the result markers of README.md, README.zh-CN.md, bench/README.md,
+docs/ranks.md and docs/learn from bench/results: *.json (shares of the measured roof), peers/*.json
+(PyTorch beside us), gpu/*.json (GPUs beside their peers; the ladder); and the README's picture
+(bench_picture.py).
 --check writes nothing and fails if a document does not hold what the files say.
 """
 
@@ -14,6 +15,7 @@ import sys
 
 import bench_ladder
 import bench_picture
+import bench_ranks
 import bench_sequences
 from bench_records import GPU, cell_of, find, load, ratios_to_cudnn
 
@@ -191,6 +193,7 @@ def main():
     for chinese in (False, True):
         ending = ".zh-CN.md" if chinese else ".md"
         documents[f"README{ending}"] = {"results": front(), "gpu": gpu_front()}
+        documents[f"docs/ranks{ending}"] = bench_ranks.tables(chinese)
         for page in bench_ladder.PAGES:
             documents[f"docs/learn/{page}{ending}"] = bench_ladder.tables(chinese)
     made_of = {path: lambda text, tables=tables: with_tables(text, tables)

@@ -64,6 +64,7 @@ def append(
     block_table: Optional[Any] = None,
     cache_batch_idx: Optional[Any] = None,
     cu_seqlens_new: Optional[Any] = None,
+    seqused_after: Optional[Any] = None,
     rotary_cos: Optional[Array] = None,
     rotary_sin: Optional[Array] = None,
     rotary_positions: Optional[Any] = None,

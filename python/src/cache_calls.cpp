@@ -17,8 +17,8 @@ class AppendArguments {
  public:
   explicit AppendArguments(const Framework& framework) : framework_(framework) {}
 
-  Tensor cache(const char* name, nb::handle array) {
-    const Argument& read = keep(name, array, false);
+  Tensor written(const char* name, nb::handle array, bool integers = false) {
+    const Argument& read = keep(name, array, integers);
     if (read.read_only() || read.copied()) {
       raise(PyExc_ValueError, name, "a read-only array", "an array that can be written",
             "keys and values are written into it");
@@ -47,7 +47,7 @@ class AppendArguments {
     return argument;
   }
 
-  static constexpr std::size_t kMost = 13;
+  static constexpr std::size_t kMost = 14;
   const Framework& framework_;
   std::array<Argument, kMost> arguments_;
   std::size_t count_ = 0;
@@ -67,14 +67,17 @@ nb::object append(nb::handle k_cache, nb::handle v_cache, nb::handle k_new, nb::
   const Framework& framework = framework_of(k_cache, "k_cache");
   AppendArguments in(framework);
   AppendTensors t;
-  t.k = in.cache("k_cache", k_cache);
-  t.v = in.cache("v_cache", v_cache);
+  t.k = in.written("k_cache", k_cache);
+  t.v = in.written("v_cache", v_cache);
   t.k_new = in.input("k_new", k_new);
   t.v_new = in.input("v_new", v_new);
   t.seqused_k = in.input("cache_seqlens", cache_seqlens, true);
   t.block_table = in.optional("block_table", given.block_table, true);
   t.cache_batch_idx = in.optional("cache_batch_idx", given.cache_batch_idx, true);
   t.cu_seqlens_new = in.optional("cu_seqlens_new", given.cu_seqlens_new, true);
+  if (!given.seqused_after.is_none()) {
+    t.seqused_after = in.written("seqused_after", given.seqused_after, true);
+  }
   t.rotary_cos = in.optional("rotary_cos", given.rotary_cos);
   t.rotary_sin = in.optional("rotary_sin", given.rotary_sin);
   t.rotary_positions = in.optional("rotary_positions", given.rotary_positions, true);

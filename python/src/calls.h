@@ -38,6 +38,7 @@ nb::object backward(nb::handle d_o, nb::handle q, nb::handle k, nb::handle v, nb
 /// What an append is given beside the cache, the new rows and the lengths before.
 struct GivenAppend {
   nb::handle block_table, cache_batch_idx, cu_seqlens_new;
+  nb::handle seqused_after;  ///< is written
   nb::handle rotary_cos, rotary_sin, rotary_positions;
   nb::handle q, cu_seqlens_q;
   bool interleaved = false;  ///< which pairs turn

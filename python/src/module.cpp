@@ -136,19 +136,19 @@ NB_MODULE(_core, m) {
   m.def(
       "append",
       [](handle k_cache, handle v_cache, handle k_new, handle v_new, handle cache_seqlens,
-         handle block_table, handle cache_batch_idx, handle cu_seqlens_new, handle rotary_cos,
-         handle rotary_sin, handle rotary_positions, handle q, handle cu_seqlens_q,
-         handle interleaved, handle consecutive) {
-        return fp::append(
-            k_cache, v_cache, k_new, v_new, cache_seqlens,
-            {block_table, cache_batch_idx, cu_seqlens_new, rotary_cos, rotary_sin, rotary_positions,
-             q, cu_seqlens_q, fp::is_true(interleaved.ptr()), fp::is_true(consecutive.ptr())});
+         handle block_table, handle cache_batch_idx, handle cu_seqlens_new, handle seqused_after,
+         handle rotary_cos, handle rotary_sin, handle rotary_positions, handle q,
+         handle cu_seqlens_q, handle interleaved, handle consecutive) {
+        return fp::append(k_cache, v_cache, k_new, v_new, cache_seqlens,
+                          {block_table, cache_batch_idx, cu_seqlens_new, seqused_after, rotary_cos,
+                           rotary_sin, rotary_positions, q, cu_seqlens_q,
+                           fp::is_true(interleaved.ptr()), fp::is_true(consecutive.ptr())});
       },
       "k_cache"_a, "v_cache"_a, "k_new"_a, "v_new"_a, "cache_seqlens"_a, nb::kw_only(),
       "block_table"_a = nb::none(), "cache_batch_idx"_a = nb::none(),
-      "cu_seqlens_new"_a = nb::none(), "rotary_cos"_a = nb::none(), "rotary_sin"_a = nb::none(),
-      "rotary_positions"_a = nb::none(), "q"_a = nb::none(), "cu_seqlens_q"_a = nb::none(),
-      "interleaved"_a.none() = false, "consecutive"_a.none() = true,
+      "cu_seqlens_new"_a = nb::none(), "seqused_after"_a = nb::none(), "rotary_cos"_a = nb::none(),
+      "rotary_sin"_a = nb::none(), "rotary_positions"_a = nb::none(), "q"_a = nb::none(),
+      "cu_seqlens_q"_a = nb::none(), "interleaved"_a.none() = false, "consecutive"_a.none() = true,
       "Writes new rows into a cache; q turned by its positions, or None.");
   m.def(
       "merge",

@@ -8,6 +8,7 @@ import torch_cases  # noqa: F401  (first: seeds, and the skip without PyTorch)
 import torch
 import torch.fx.experimental._config
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashlab.torch as flash
 from flashlab.torch import flash_attn_interface as fa3
@@ -47,8 +48,28 @@ class Operators(unittest.TestCase):
         tables = (torch.randn(20, DIM // 2), torch.randn(20, DIM // 2))
         new = (rows(2, 2, HEADS_K), rows(2, 2, HEADS_K))
         for args in ((k, v, *new, lengths, table),
-                     (k, v, *new, lengths, table, None, None, *tables, None, rows(2, 2, HEADS))):
+                     (k, v, *new, lengths, table, None, None, *tables, None, rows(2, 2, HEADS)),
+                     (k, v, *new, lengths, table, *[None] * 7, False, True,
+                      torch.zeros_like(lengths))):
             torch.library.opcheck(APPEND, args)
+
+    def test_nothing_stands_between_an_append_and_its_attention(self):
+        """A kernel there, of the lengths say, would be waited for at every step of decoding."""
+        k, v, table = paged(2)
+        lengths = torch.tensor([9, 3], dtype=torch.int32)
+        new = (rows(2, 2, HEADS_K), rows(2, 2, HEADS_K))
+        seen = []
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                seen.append(function)
+                return function(*args, **(kwargs or {}))
+
+        with Watch():
+            flash.flash_attn_with_kvcache(rows(2, 1, HEADS), k, v, *new, cache_seqlens=lengths,
+                                          block_table=table)
+        self.assertEqual(seen[-2:], [APPEND, FORWARD])
+        self.assertEqual(lengths.tolist(), [9, 3])
 
     def test_fake_tensors_have_the_shapes_and_the_refusals(self):
         with FakeTensorMode():

@@ -20,7 +20,8 @@ LIBRARY.define("cache_append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, T
                "Tensor cache_seqlens, Tensor? block_table=None, Tensor? cache_batch_idx=None, "
                "Tensor? cu_seqlens_new=None, Tensor? rotary_cos=None, Tensor? rotary_sin=None, "
                "Tensor? rotary_positions=None, Tensor? q=None, Tensor? cu_seqlens_q=None, "
-               "bool interleaved=False, bool consecutive=True) -> Tensor", tags=TAGS)
+               "bool interleaved=False, bool consecutive=True, Tensor(c!)? seqused_after=None) -> "
+               "Tensor", tags=TAGS)
 
 _cache_forward = torch.ops.flashlab.cache_forward.default
 _cache_append = torch.ops.flashlab.cache_append.default
@@ -47,12 +48,13 @@ def _forward_kernel(q, k, v, block_table, cache_batch_idx, leftpad_k, return_lse
 
 def _append_kernel(k_cache, v_cache, k, v, cache_seqlens, block_table=None, cache_batch_idx=None,
                    cu_seqlens_new=None, rotary_cos=None, rotary_sin=None, rotary_positions=None,
-                   q=None, cu_seqlens_q=None, interleaved=False, consecutive=True):
+                   q=None, cu_seqlens_q=None, interleaved=False, consecutive=True,
+                   seqused_after=None):
     turned = _core.append(
         k_cache, v_cache, k, v, cache_seqlens, block_table=block_table,
         cache_batch_idx=cache_batch_idx, cu_seqlens_new=cu_seqlens_new, rotary_cos=rotary_cos,
         rotary_sin=rotary_sin, rotary_positions=rotary_positions, q=q, cu_seqlens_q=cu_seqlens_q,
-        interleaved=interleaved, consecutive=consecutive)
+        interleaved=interleaved, consecutive=consecutive, seqused_after=seqused_after)
     return _nothing(k) if turned is None else turned
 
 
@@ -73,7 +75,8 @@ def _fake_forward(q, k, v, block_table, cache_batch_idx, leftpad_k, return_lse, 
 @torch.library.register_fake("flashlab::cache_append", lib=LIBRARY)
 def _fake_append(k_cache, v_cache, k, v, cache_seqlens, block_table=None, cache_batch_idx=None,
                  cu_seqlens_new=None, rotary_cos=None, rotary_sin=None, rotary_positions=None,
-                 q=None, cu_seqlens_q=None, interleaved=False, consecutive=True):
+                 q=None, cu_seqlens_q=None, interleaved=False, consecutive=True,
+                 seqused_after=None):
     torch._check_value(k.shape[-1] == k_cache.shape[-1],
                        lambda: f"k_new: got head_dim {k.shape[-1]}, expected k_cache's "
                                f"{k_cache.shape[-1]}")
@@ -122,7 +125,7 @@ def forward(q, k, v, call: Call, return_lse: bool, *, block_table=None, cache_ba
 
 
 def append(k_cache, v_cache, k, v, cache_seqlens, q=None, **more):
-    """q, turned, or None where no q is given; the caches are written in place."""
+    """q, turned, or None where no q is given; the caches and seqused_after are written in place."""
     run = _append_kernel if _is_direct(k_cache, k, v, Call(seqused_k=cache_seqlens)) else (
         _cache_append)
     turned = run(k_cache, v_cache, k, v, cache_seqlens, q=q, **more)

@@ -171,13 +171,14 @@ def _attend_cache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqle
                 if lengths is None:
                     raise ValueError("cache_seqlens: got None beside k, expected the rows that the "
                                      "cache has before the new ones; pass them, or 0")
-                turned = _append(k_cache, v_cache, k, v, lengths, q, rotary_cos, rotary_sin,
+                # Written by the append itself: no kernel stands between it and attention.
+                after = torch.empty_like(lengths)
+                turned = _append(k_cache, v_cache, k, v, lengths, after, q, rotary_cos, rotary_sin,
                                  rotary_seqlens, cache_batch_idx, block_table, cu_seqlens_q,
                                  cu_seqlens_k_new, interleaved,
                                  causal or call.window is not None)
                 q = q if turned is None else turned
-                lengths = lengths + (k.shape[1] if cu_seqlens_k_new is None
-                                     else cu_seqlens_k_new.diff().to(lengths.dtype))
+                lengths = after
             o, lse = _cache_operators.forward(
                 q, k_cache, v_cache, call._replace(cu_seqlens_q=cu_seqlens_q, seqused_k=lengths),
                 return_softmax_lse, block_table=block_table, cache_batch_idx=cache_batch_idx,
@@ -187,14 +188,15 @@ def _attend_cache(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqle
     return (o, lse) if return_softmax_lse else o
 
 
-def _append(k_cache, v_cache, k, v, lengths, q, rotary_cos, rotary_sin, rotary_seqlens,
+def _append(k_cache, v_cache, k, v, lengths, after, q, rotary_cos, rotary_sin, rotary_seqlens,
             cache_batch_idx, block_table, cu_seqlens_q, cu_seqlens_k_new, interleaved,
             consecutive):
     """q, turned, or None where nothing turns."""
     turns = rotary_cos is not None or rotary_sin is not None
     return _cache_operators.append(
         k_cache, v_cache, k, v, lengths, block_table=block_table,
-        cache_batch_idx=cache_batch_idx, cu_seqlens_new=cu_seqlens_k_new, rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin, rotary_positions=rotary_seqlens if turns else None,
-        q=q if turns else None, cu_seqlens_q=cu_seqlens_q if turns else None,
+        cache_batch_idx=cache_batch_idx, cu_seqlens_new=cu_seqlens_k_new, seqused_after=after,
+        rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+        rotary_positions=rotary_seqlens if turns else None, q=q if turns else None,
+        cu_seqlens_q=cu_seqlens_q if turns else None,
         interleaved=interleaved, consecutive=consecutive)

@@ -114,6 +114,18 @@ def spell(value):
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+# Axes whose values choose kernels; of these numbers only whether they are 0.
+KERNEL_AXES = ("dtype", "d", "dv", "causal", "mask", "local", "chunk", "deterministic")
+KERNEL_SWITCHES = ("softcap", "alibi", "dropout", "sink", "page", "rotary")
+
+
+def kernels_of(sweep, case):
+    """What cases share that run the same kernels, or nearly: compiling them is most of the time of
+    cases that come first."""
+    return (sweep.kind, *(case.get(axis) for axis in KERNEL_AXES),
+            *(bool(case.get(axis)) for axis in KERNEL_SWITCHES))
+
+
 def lacks(sweep, case, device="cuda"):
     """The first thing that the case needs and flashlab.torch lacks on the device, or ''."""
     for name, asked in FEATURES.items():

@@ -6,9 +6,11 @@
 
 The cases of a file are shuffled by --seed; a visit runs the next ones and records in
 JSON-FILE.json what was run, passed, failed and refused so far, and the next visit goes on from
-there. Recorded failures are run again first. What flashlab.torch cannot do yet (qv, 8 bits, ...) is
-counted, and a sample of it must raise. Every case runs in a process of its own kind, so
-that one that dies takes nothing with it. Exit code 1 when a case failed.
+there. Recorded failures are run again first, then what the last visit had no time for. What
+flashlab.torch cannot do yet (qv, 8 bits, ...) is counted, and a sample of it must raise. Every case
+runs in a process of its own kind, so that one that dies takes nothing with it; cases of the same
+kernels go to one process, one behind the other, so that each kernel is compiled once. Exit code 1
+when a case failed.
 """
 
 import argparse
@@ -76,8 +78,10 @@ def try_one(name, reason, device, repeats):
         return {"ok": False, "what": what + str(error).split("\n", 1)[0][:300], "shares": {}}
 
 
-def work(pipe, device, repeats, threads):
+def work(pipe, device, repeats, threads, gpu):
     """A worker: answers each (name, reason) until None comes."""
+    if gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     import torch
     if threads:
         torch.set_num_threads(threads)
@@ -94,31 +98,43 @@ def died(what):
 
 
 class Workers:
-    """Processes that run cases; one that dies, or takes longer than case_limit, fails its case."""
+    """Processes that run cases; one that dies, or takes longer than case_limit, fails its case.
+
+    A process runs a list of tasks. What is not handed out when the time is over, and what has no
+    result `grace` seconds later, is kept in `left`."""
 
     def __init__(self, arguments):
         self.arguments = arguments
-        self.context = multiprocessing.get_context("spawn")
-        self.busy = {}  # pipe -> (process, task or None while it starts, since)
+        # A server that has imported everything forks workers: dozens of them start in a second.
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["flash_attention_math"])
+        self.gpus = gpus_of(arguments)
+        self.started = 0
+        self.busy = {}    # pipe -> (process, task or None while it starts, since)
+        self.queues = {}  # pipe -> tasks that follow
+        self.left = []
         for _ in range(arguments.jobs):
-            self.start()
+            self.start([])
 
-    def start(self):
+    def start(self, queue):
         ours, theirs = self.context.Pipe()
         threads = max(1, (os.cpu_count() or 1) // self.arguments.jobs)
+        gpu = self.gpus[self.started % len(self.gpus)] if self.gpus else ""
+        self.started += 1
         process = self.context.Process(
             target=work, daemon=True,
-            args=(theirs, self.arguments.device, self.arguments.repeats, threads))
+            args=(theirs, self.arguments.device, self.arguments.repeats, threads, gpu))
         process.start()
         theirs.close()
-        self.busy[ours] = (process, None, time.monotonic())
+        self.busy[ours], self.queues[ours] = (process, None, time.monotonic()), queue
 
-    def run(self, tasks, deadline):
-        """Yields (task, result) until the tasks or the time run out."""
-        tasks = iter(tasks)
-        while self.busy:
+    def run(self, lists, deadline):
+        """Yields (task, result, seconds) until the tasks or the time run out."""
+        lists = iter(lists)
+        while self.busy and time.monotonic() < deadline + self.arguments.grace:
             for pipe in multiprocessing.connection.wait(list(self.busy), timeout=1):
-                process, task, _ = self.busy.pop(pipe)
+                process, task, since = self.busy.pop(pipe)
+                queue = self.queues.pop(pipe)
                 try:
                     result = pipe.recv()
                 except EOFError:
@@ -127,32 +143,60 @@ class Workers:
                     if task is None:
                         raise SystemExit("a worker did not start: see its message above") from None
                 if task is not None:
-                    yield task, result
-                next_task = next(tasks, None) if time.monotonic() < deadline else None
+                    yield task, result, time.monotonic() - since
                 if result is not None and result["what"].startswith(DEADLY):
-                    if next_task is not None:
-                        tasks = itertools.chain([next_task], tasks)
-                        self.start()
+                    self.start(queue)
                     continue
-                pipe.send(next_task and (next_task.name, next_task.reason))
-                if next_task is not None:
-                    self.busy[pipe] = (process, next_task, time.monotonic())
+                in_time = time.monotonic() < deadline
+                queue = queue or (next(lists, []) if in_time else [])
+                if not queue or not in_time:
+                    self.left += queue
+                    pipe.send(None)
+                    continue
+                pipe.send((queue[0].name, queue[0].reason))
+                self.busy[pipe] = (process, queue[0], time.monotonic())
+                self.queues[pipe] = queue[1:]
             yield from self.overdue()
+        for pipe, (process, task, _) in self.busy.items():
+            process.kill()
+            self.left += [task] if task is not None else []
+            self.left += self.queues[pipe]
+        self.left += itertools.chain.from_iterable(lists)
 
     def overdue(self):
         for pipe, (process, task, since) in list(self.busy.items()):
             if task is not None and time.monotonic() - since > self.arguments.case_limit:
                 process.kill()
                 del self.busy[pipe]
-                self.start()
-                yield task, died(f"no result within {self.arguments.case_limit:g} s")
+                self.start(self.queues.pop(pipe))
+                limit = self.arguments.case_limit
+                yield task, died(f"no result within {limit:g} s"), limit
 
 
-def run_here(tasks, deadline, arguments):
-    for task in tasks:
-        if time.monotonic() >= deadline:
-            return
-        yield task, run_one(task.name, task.reason, arguments.device, arguments.repeats)
+def gpus_of(arguments):
+    """The numbers of the GPUs that processes share; none: they see what this process sees."""
+    if arguments.device != "cuda":
+        return []
+    import torch
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return seen.split(",") if seen else [str(n) for n in range(torch.cuda.device_count())]
+
+
+class Here:
+    """The same in this process."""
+
+    def __init__(self, arguments):
+        self.arguments, self.left = arguments, []
+
+    def run(self, lists, deadline):
+        tasks = itertools.chain.from_iterable(lists)
+        for task in tasks:
+            begin = time.monotonic()
+            if begin >= deadline:
+                self.left = [task, *tasks]
+                return
+            result = run_one(task.name, task.reason, self.arguments.device, self.arguments.repeats)
+            yield task, result, time.monotonic() - begin
 
 
 # ---------------------------------------------------------------------------------------------
@@ -197,18 +241,34 @@ class Coverage:
                 count = sum(1 for s, _ in self.cases if s is sweep)
                 self.record["tests"].setdefault(
                     sweep.name, {"supported": count, "run": 0, "passed": 0})
-        self.next = self.record["run"]
+        # The cases drawn so far: those that were run and those that were left.
+        self.next = self.record["run"] + len(self.record.setdefault("left", []))
+        self.seconds, self.slowest = 0, (0, "")
         self.count = collections.Counter()
 
     def tasks(self, sample, probes):
-        """Earlier failures, a sample of what must be refused, then the next cases."""
+        """Lists of tasks that share kernels: earlier failures and a sample of what must be refused,
+        then what was left and the next cases."""
         for failure in list(self.record["failures"]):
             reason = cases.lacks(*cases.find(failure["case"]), self.device)
-            yield Task(self.file, failure["case"], reason, True)
-        yield from self.probes(probes)
+            yield [Task(self.file, failure["case"], reason, True)]
+        for task in self.probes(probes):
+            yield [task]
+        names = list(self.record["left"])
         for index in self.order[self.next:self.next + sample]:
             sweep, case = self.cases[index]
-            yield Task(self.file, sweep.case_name(case), "", False)
+            names.append(sweep.case_name(case))
+        self.record["left"] = []
+        together = {}
+        for name in names:
+            together.setdefault(cases.kernels_of(*cases.find(name)), []).append(
+                Task(self.file, name, "", False))
+        yield from together.values()
+
+    def leave(self, task):
+        """The next visit begins with it; what was to be run again or refused comes by itself."""
+        if not task.again and not task.reason:
+            self.record["left"].append(task.name)
 
     def probes(self, count):
         """A sample of what must be refused, every reason among it."""
@@ -218,8 +278,10 @@ class Coverage:
             for sweep, case in chosen.sample(all_of_it, min(share, len(all_of_it))):
                 yield Task(self.file, sweep.case_name(case), reason, False)
 
-    def add(self, task, result):
+    def add(self, task, result, seconds):
         record, name = self.record, task.name
+        self.seconds += seconds
+        self.slowest = max(self.slowest, (seconds, name))
         if task.reason:
             counts = record["refusals_checked"].setdefault(task.reason, {})
             how = result["what"] if result["ok"] else "NOT REFUSED"
@@ -243,7 +305,9 @@ class Coverage:
                 f"tests/python/flash_attention_rule.py --device {self.device} --case {name}"})
 
     def write(self, visit):
-        self.record["visits"].append(visit | dict(self.count))
+        self.record["visits"].append(visit | dict(self.count) | {
+            "seconds_of_processes": round(self.seconds), "slowest": self.slowest[1],
+            "slowest_seconds": round(self.slowest[0], 1)})
         os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
         with open(self.path, "w", encoding="utf-8") as stream:
             json.dump(self.record, stream, indent=1)
@@ -253,7 +317,9 @@ class Coverage:
         r = self.record
         return (f"{self.file}: {self.count['passed']} passed, {self.count['failed']} failed, "
                 f"{self.count['refused']} refusals checked in this visit; so far {r['passed']} of "
-                f"{r['run']} run passed, {r['supported']} supported of {r['matrix']}")
+                f"{r['run']} run passed, {len(r['left'])} of the sample left, {r['supported']} "
+                f"supported of {r['matrix']}; {self.seconds:.0f} s of processes, the slowest "
+                f"{self.slowest[0]:.1f} s {self.slowest[1]}")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -277,7 +343,7 @@ def environment(arguments):
 def round_robin(*lists):
     missing = object()
     for row in itertools.zip_longest(*lists, fillvalue=missing):
-        yield from (task for task in row if task is not missing)
+        yield from (tasks for tasks in row if tasks is not missing)
 
 
 def visit(arguments):
@@ -288,21 +354,22 @@ def visit(arguments):
     seen = environment(arguments)  # before the work: what is missing is missed at once
     begin = time.monotonic()
     deadline = begin + arguments.time_limit
+    runner = Workers(arguments) if arguments.jobs else Here(arguments)  # they start meanwhile
     coverage = {file: Coverage(file, arguments) for file in files}
     tasks = round_robin(*(c.tasks(arguments.sample, arguments.refusals)
                           for c in coverage.values()))
-    results = (Workers(arguments).run(tasks, deadline) if arguments.jobs
-               else run_here(tasks, deadline, arguments))
     failed = 0
-    for task, result in results:
-        coverage[task.file].add(task, result)
+    for task, result, seconds in runner.run(tasks, deadline):
+        coverage[task.file].add(task, result, seconds)
         what = f"{task.name}{f' ({task.reason})' if task.reason else ''}"
         if not result["ok"]:
             failed += 1
             print(f"FAIL {what}: {result['what']}", flush=True)
         elif arguments.verbose:
-            print(f"ok   {what} {result['what'] or result['shares']}", flush=True)
+            print(f"ok   {what} {seconds:.1f} s {result['what'] or result['shares']}", flush=True)
     seen["seconds"] = round(time.monotonic() - begin, 1)
+    for task in runner.left:
+        coverage[task.file].leave(task)
     for file in files:
         coverage[file].write(seen)
         print(coverage[file].summary())
@@ -334,10 +401,12 @@ def main():
     parser.add_argument("--refusals", type=int, default=60, help="refusals checked per file")
     parser.add_argument("--time-limit", type=float, default=60, help="seconds")
     parser.add_argument("--case-limit", type=float, default=120, help="seconds for one case")
+    parser.add_argument("--grace", type=float, default=120,
+                        help="seconds that cases under way have when the time is over")
     parser.add_argument("--repeats", type=int, default=20,
                         help="calls of the tests that repeat one, at most what the original does")
     parser.add_argument("--jobs", type=int, default=8 if gpu else 0,
-                        help="processes; 0: all in this one")
+                        help="processes, on all GPUs in turn; 0: all in this one")
     parser.add_argument("--device", default="cuda" if gpu else "cpu", choices=("cpu", "cuda"))
     parser.add_argument("--max-work", type=float, default=0,
                         help="leave out cases of more multiply-adds (for a CPU, 1e8)")

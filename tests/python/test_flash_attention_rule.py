@@ -117,6 +117,27 @@ class Sample(unittest.TestCase):
             self.assertEqual(code, 0, output)
             self.assertEqual((again["fa2"]["run"], len(again["fa2"]["visits"])), (13, 2))
 
+    def test_what_no_time_was_left_for_comes_first_in_the_next_visit(self):
+        with tempfile.TemporaryDirectory() as folder:
+            rule_of = ("--file", "fa2", "--refusals", "0")
+            _, _, records = visit(folder, *rule_of, "--sample", "6", "--time-limit", "0")
+            left = records["fa2"]["left"]
+            self.assertEqual((records["fa2"]["run"], len(left)), (0, 6))
+            code, output, records = visit(folder, *rule_of, "--sample", "1", "--verbose")
+            self.assertEqual(code, 0, output)
+            self.assertEqual((records["fa2"]["run"], records["fa2"]["left"]), (7, []))
+            for name in left:
+                self.assertIn(name, output)
+
+    def test_cases_of_the_same_kernels_follow_each_other(self):
+        with tempfile.TemporaryDirectory() as folder:
+            _, output, records = visit(folder, "--file", "fa4", "--refusals", "0", "--sample",
+                                       "40", "--time-limit", "0")
+            kernels = [cases.kernels_of(*cases.find(name)) for name in records["fa4"]["left"]]
+            changes = sum(1 for x, y in zip(kernels, kernels[1:]) if x != y)
+            self.assertEqual(changes + 1, len(set(kernels)), output)
+            self.assertLess(len(set(kernels)), 40)
+
     def test_every_kind_of_test(self):
         smallest = {}
         for file in cases.FILES:

@@ -178,6 +178,31 @@ class Train(Folder):
         stopped = run("generate", "--checkpoint", folder, "--prompt", "abc ", "--tokens", "20",
                       "--temperature", "0", "--stop", "äö")
         self.assertEqual(stopped.stdout, "abc äö\n")
+        several = run("generate", "--checkpoint", folder, "--prompt", "abc ", "--max-new-tokens",
+                      "20", "--temperature", "0", "--stop", "c ä", "--stop", "zz", "--samples", "2")
+        self.assertEqual(several.stdout, "== sample 1 of 2\nabc äöü abc ä\n"
+                                         "== sample 2 of 2\nabc äöü abc ä\n")
+        self.assertRegex(several.stderr, r"^flashlab: [\d.]+ tokens a second, .* weights read\n$")
+        greedy = ["--checkpoint", folder, "--tokens", "8", "--temperature", "0"]
+        by_text = run("generate", *greedy, "--prompt", "abc ").stdout
+        prompt = self.path("prompt.txt", b"abc ")
+        self.assertEqual(run("generate", *greedy, "--prompt-file", prompt).stdout, by_text)
+        piped = subprocess.run([program(), "generate", *greedy, "--prompt-file", "-"],
+                               input="abc ", stdout=subprocess.PIPE, text=True, check=True)
+        self.assertEqual(piped.stdout, by_text)
+        letters = sorted(set("abc äöü "))
+        ids = ",".join(str(letters.index(letter)) for letter in "abc ")
+        self.assertEqual(run("generate", *greedy, "--prompt-ids", ids).stdout, by_text)
+        # Who may say nothing twice says something new each time.
+        noise = ["--size", "tiny", "--random", "--temperature", "0", "--prompt-ids", "7",
+                 "--tokens", "24", "--device", "cpu"]
+        for more, repeats in ([], True), (["--repetition-penalty", "1e9"], False):
+            words = run("generate", *noise, *more).stdout.split()
+            self.assertEqual((words[0], len(words)), ("7", 25))
+            self.assertEqual(len(set(words)) < 25, repeats, words)
+        # Other weights, of the same model.
+        noise = run("generate", *greedy, "--prompt", "abc ", "--random")
+        self.assertNotEqual(noise.stdout, by_text)
         seeds = [run("generate", "--checkpoint", folder, "--tokens", "30", "--temperature", "2",
                      "--seed", seed).stdout for seed in ("1", "1", "2")]
         self.assertEqual(seeds[0], seeds[1])
@@ -209,6 +234,19 @@ class Train(Folder):
             (["generate"], ["needs --checkpoint"]),
             (["generate", "--checkpoint", self.folder], ["no checkpoint"]),
             (["generate", "--size", "tiny", "--top-p", "2"], ["--top-p"]),
+            (["generate", "--size", "tiny", "--repetition-penalty", "0"], ["is 0; give a number"]),
+            (["generate", "--size", "tiny", "--prompt", "1", "--prompt-ids", "2"],
+             ["--prompt and --prompt-ids are two prompts"]),
+            (["generate", "--size", "tiny", "--prompt-ids", "1,256"],
+             ["--prompt-ids 256 is out of range", "0 to 255"]),
+            (["generate", "--size", "tiny", "--prompt", "1 Rome"],
+             ["--prompt text", '"Rome"', "below 256", "--tokenizer"]),
+            (["generate", "--size", "tiny", "--prompt-file", self.path("absent.txt")],
+             ["--prompt-file", "No such file"]),
+            (["generate", "--size", "tiny", "--prompt-file", self.path("empty.txt", b"")],
+             ["--prompt-file is empty"]),
+            (["generate", "--size", "tiny", "--samples", "0"], ["--samples 0"]),
+            (["generate", "--size", "tiny", "--tokens", "2", "--tokens", "3"], ["given twice"]),
             (["explain", "step", "--size", "medum"], ["did you mean medium?"]),
             (["explain", "step", "--layers", "1000000000"], ["got 1000000000", "at most 4096"]),
             (["explain", "step", "--layers", "4096", "--accumulate", "64"], ["32768 layers"]),

@@ -24,6 +24,7 @@ if(FLASHLAB_BUILD_CLI)
     LIBRARIES flashlab_train)
   flashlab_test(train_run_test SOURCES train_run_test.cpp LIBRARIES flashlab_train
     DEFINITIONS FLASHLAB_GOLDENS="${CMAKE_CURRENT_SOURCE_DIR}/goldens")
+  flashlab_test(train_generator_test SOURCES train_generator_test.cpp LIBRARIES flashlab_train)
   flashlab_test(train_weights_test SOURCES train_weights_test.cpp LIBRARIES flashlab_train)
   flashlab_test(train_text_test SOURCES train_text_test.cpp
     LIBRARIES flashlab_train nlohmann_json::nlohmann_json

@@ -1,4 +1,4 @@
-// Text, tokens, configuration, weights in files, sampling.
+// Text, tokens, configuration, weights in files.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -13,7 +13,6 @@
 #include "train/data/files.h"
 #include "train/data/text.h"
 #include "train/run/checkpoint.h"
-#include "train/run/generator.h"
 #include "train/run/parameter_files.h"
 #include "train/run/parity.h"
 #include "train/run/train_config.h"
@@ -290,56 +289,6 @@ TEST(TrainConfiguration, TheLearningRateWarmsUpAndFalls) {
   EXPECT_DOUBLE_EQ(learning_rate(config, 10), 1);
   EXPECT_NEAR(learning_rate(config, 55), 0.55, 1e-12);
   EXPECT_DOUBLE_EQ(learning_rate(config, 100), 0.1);
-}
-
-TEST(TrainGenerator, TheCacheGivesTheLogitsOfTheWholeContext) {
-  for (const Family family : {Family::kCourse, Family::kGpt2}) {
-    const ModelConfig model = small_model(family);
-    // The loss of a full context is the mean of what each position thinks of the next token.
-    const TestStep step = TestStep::make(
-        model, {.batch = 1, .mode = StepMode::kForward, .precision = Precision::kFp64});
-    const double loss = step.loss();
-    StepOptions decode;
-    decode.precision = Precision::kFp64;
-    auto generator = Generator::create(*step.context, model, decode, *step.parameters);
-    ASSERT_TRUE(generator.ok()) << generator.status().message();
-    double sum = 0;
-    for (std::int64_t i = 0; i < model.context; ++i) {
-      ASSERT_TRUE((*generator)->feed(step.executor->tokens()[i]).ok());
-      const std::vector<double> logits = (*generator)->logits();
-      double all = 0;
-      for (const double logit : logits) all += std::exp(logit);
-      sum += std::log(all) - logits[static_cast<std::size_t>(step.executor->targets()[i])];
-    }
-    EXPECT_NEAR(sum / static_cast<double>(model.context), loss, 1e-12);
-  }
-}
-
-TEST(TrainGenerator, GoesOnBeyondTheContext) {
-  const TestStep step = TestStep::make(small_model(), {.batch = 1});
-  auto generator = Generator::create(*step.context, small_model(), {}, *step.parameters);
-  ASSERT_TRUE(generator.ok());
-  int made = 0;
-  const auto count = [&](std::int32_t token) {
-    EXPECT_LT(token, 11);
-    return ++made < 50;
-  };
-  EXPECT_TRUE((*generator)->generate({1, 2, 3, 4, 5, 6, 7, 8}, 100, {}, count).ok());
-  EXPECT_EQ(made, 50);
-  EXPECT_FALSE((*generator)->generate({}, 1, {}, count).ok());
-  EXPECT_FALSE((*generator)->generate({11}, 1, {}, count).ok());
-}
-
-TEST(TrainGenerator, SamplesFollowTheProbabilities) {
-  const std::vector<double> logits = {std::log(0.1), std::log(0.6), std::log(0.3)};
-  EXPECT_EQ(sample(logits, {.temperature = 0}, 0.99), 1);
-  EXPECT_EQ(sample(logits, {}, 0.59), 1);
-  EXPECT_EQ(sample(logits, {}, 0.61), 2);
-  EXPECT_EQ(sample(logits, {}, 0.95), 0);
-  EXPECT_EQ(sample(logits, {.top_k = 2}, 0.99), 2);
-  EXPECT_EQ(sample(logits, {.top_k = 1}, 0.99), 1);
-  EXPECT_EQ(sample(logits, {.top_p = 0.5}, 0.99), 1);
-  EXPECT_EQ(sample(logits, {.top_p = 0.7}, 0.99), 2);
 }
 
 std::filesystem::path parity_record(Family family) {

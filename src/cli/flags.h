@@ -51,6 +51,7 @@ enum class FlagKind {
   kOptionalValue,  ///< --flag or --flag=VALUE, never the next word unless it is one of the choices
   kFile,           ///< a path, or "-" where the help says so
   kFolder,
+  kRepeated,  ///< takes one, as often as it is given
 };
 
 struct FlagSpec {
@@ -109,6 +110,8 @@ class Arguments {
   bool has(std::string_view flag) const { return value(flag).has_value(); }
   /// The text after the flag; "" for a switch or a bare kOptionalValue; empty: not given.
   std::optional<std::string> value(std::string_view flag) const;
+  /// Of a kRepeated, in the order in which they were given.
+  std::vector<std::string> values(std::string_view flag) const;
   /// Parts between commas; none when not given.
   std::vector<std::string> list(std::string_view flag) const;
   const std::vector<std::string>& positionals() const { return positionals_; }

@@ -21,7 +21,8 @@ bool likeliest(const Arguments& a, const RunFacts&) {
   return a.has("--temperature") && real(a, "--temperature", 1) == 0;
 }
 bool likeliest_of_weights(const Arguments& a, const RunFacts& facts) {
-  return likeliest(a, facts) && a.has("--checkpoint");  // without one it draws the weights
+  // It draws the weights where none are read.
+  return likeliest(a, facts) && a.has("--checkpoint") && !a.has("--random");
 }
 bool without_fp16(const Arguments&, const RunFacts& facts) {
   return std::ranges::find(facts.precisions, "fp16") == facts.precisions.end();

@@ -90,7 +90,8 @@ std::size_t take_flag(const FlagSpec& flag, const std::vector<std::string>& word
     value = words[++i];
   }
   if (value.empty() && !bare) fail_without_value(flag, spelling);
-  if (const std::optional<std::string> first = out.value(flag.name)) {
+  const std::optional<std::string> first = out.value(flag.name);
+  if (first && flag.kind != FlagKind::kRepeated) {
     fail_usage(fmt::format("{0} is given twice; lists are written with commas: {0} {1},{2}",
                            spelling, *first, value));
   }
@@ -134,6 +135,14 @@ std::optional<std::string> Arguments::value(std::string_view flag) const {
     if (given.flag->name == flag) return given.value;
   }
   return std::nullopt;
+}
+
+std::vector<std::string> Arguments::values(std::string_view flag) const {
+  std::vector<std::string> out;
+  for (const Given& given : given_) {
+    if (given.flag->name == flag) out.push_back(given.value);
+  }
+  return out;
 }
 
 std::vector<std::string> Arguments::list(std::string_view flag) const {

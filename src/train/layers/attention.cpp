@@ -94,16 +94,16 @@ TensorId fused_attention(StepBuilder& b, TensorId qkv, const AttentionAttributes
   return o;
 }
 
-// One token against the keys and values of all up to it, which the cache keeps: keys, then values,
-// [context, width of k] each. A form or an implementation that was asked for is training's alone.
+// One token of each sequence against the keys and values of all up to it, which the cache keeps:
+// keys, then values, [sequences, tokens, width of k] each. A form or an implementation that was
+// asked for is training's alone.
 TensorId cached_attention(StepBuilder& b, TensorId qkv, const LayerContext& context,
                           AttentionAttributes a) {
-  const ModelConfig& model = context.model;
   const TensorId lengths = b.plan().lengths;
-  const TensorId cache =
-      b.persistent("cache", {2, model.context, a.width_kv()}, b.policy().activation, Role::kBatch);
-  const TensorId o = b.activation("o", {1, a.width()});
-  a.cached = model.context;
+  a.cached = b.options().cached;
+  const TensorId cache = b.persistent("cache", {2, context.batch, a.cached, a.width_kv()},
+                                      b.policy().activation, Role::kBatch);
+  const TensorId o = b.activation("o", {context.rows(), a.width()});
   a.causal = false;
   // The token is the last of all that are there.
   if (a.window) a.window->alignment = Alignment::kBottomRight;
@@ -114,14 +114,14 @@ TensorId cached_attention(StepBuilder& b, TensorId qkv, const LayerContext& cont
             .inputs = {{Slot::kQkv, qkv}, {Slot::kLengths, lengths}, {Slot::kCache, cache}},
             .outputs = {{Slot::kCache, cache}},
             .attributes = a,
-            .bytes = 4 * a.width_kv() * size_of(b.policy().activation)});
+            .bytes = 4 * context.batch * a.width_kv() * size_of(b.policy().activation)});
   b.append({.name = "attention",
             .kind = OperationKind::kAttention,
             .operation_class = OperationClass::kAttention,
             .inputs = {{Slot::kQkv, qkv}, {Slot::kCache, cache}, {Slot::kLengths, lengths}},
             .outputs = {{Slot::kO, o}},
             .attributes = a,
-            .flops = 4.0 * static_cast<double>(model.context * a.width())});
+            .flops = 4.0 * static_cast<double>(context.batch * a.cached * a.width())});
   return o;
 }
 
@@ -331,7 +331,7 @@ void rope_angles(StepBuilder& b, LayerContext& context) {
 
 TensorId attention(StepBuilder& b, TensorId qkv, LayerContext& context, int layer) {
   const bool naive = b.options().attention == "naive";
-  const std::int64_t tokens = b.decodes() ? context.model.context : context.context;
+  const std::int64_t tokens = b.decodes() ? b.options().cached : context.context;
   if (context.traits().has_rope()) {
     // The naive form looks its angles up in every layer, as the course's model does.
     if (naive || context.cosine == kNoTensor) rope_angles(b, context);

@@ -60,11 +60,12 @@ std::vector<AttentionTensor> attention_tensors(const StepPlan& plan, const Opera
                                       {TensorRole::kLse, of_forward(Slot::kLse)}};
   if (a.cached > 0) {
     const TensorId cache = operation.in(Slot::kCache);
-    return {{TensorRole::kQ, qkv, 0},
-            {TensorRole::kK, cache, 0},
-            {TensorRole::kV, cache, bytes_of_cached_keys(a, size)},
-            {TensorRole::kO, operation.out(Slot::kO)},
-            {TensorRole::kSeqUsedK, operation.in(Slot::kLengths), size_of(Element::kInt32)}};
+    return {
+        {TensorRole::kQ, qkv, 0},
+        {TensorRole::kK, cache, 0},
+        {TensorRole::kV, cache, bytes_of_cached_keys(a, size)},
+        {TensorRole::kO, operation.out(Slot::kO)},
+        {TensorRole::kSeqUsedK, operation.in(Slot::kLengths), a.batch * size_of(Element::kInt32)}};
   }
   if (documents != kNoTensor) {
     const std::int64_t first = a.micro * (a.documents + 1) * size_of(Element::kInt32);

@@ -70,6 +70,9 @@ struct StepOptions {
   std::vector<CheckpointGroup> checkpoint{};
   std::int64_t logits_bytes = std::int64_t{483} << 20;  ///< the most that logits may take at once
   std::uint64_t seed = 1337;                            ///< of dropout
+  /// Of kDecode alone: sequences that go on side by side, all at the same position, and the tokens
+  /// that their caches hold (0: the model's context).
+  std::int64_t samples = 1, cached = 0;
   /// Attention ends where a document does: at `end_of_text` tokens of the batch (documents.h).
   bool documents = false;
   std::int32_t end_of_text = 0;

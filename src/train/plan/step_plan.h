@@ -5,6 +5,7 @@
 // Layers append operations (plan/builder.h); the memory planner, the executors, recomputation and
 // `explain` only read or rewrite this list.
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -102,8 +103,8 @@ struct StepPlan {
   /// of each, which the executor writes by `tokens` before each step.
   TensorId documents = kNoTensor;
   std::int32_t end_of_text = 0;  ///< the token that begins a sequence
-  /// int32 [2] where one token is decoded, which the executor writes by its position: how many
-  /// tokens are in the caches before it and with it.
+  /// int32 [2, sequences] where one token of each is decoded, which the executor writes by its
+  /// position: how many tokens are in the caches before it, and with it.
   TensorId lengths = kNoTensor;
 
   const PlanTensor& tensor(TensorId id) const { return tensors[static_cast<std::size_t>(id)]; }
@@ -123,9 +124,11 @@ struct StepPlan {
 enum Scalar : int { kLearningRate, kStepIndex, kPosition, kScalars };
 
 /// Writes StepPlan::lengths by the step's scalars, both in host memory.
-inline void write_lengths(const double* scalars, std::int32_t* lengths) {
-  lengths[0] = static_cast<std::int32_t>(scalars[kPosition]);
-  lengths[1] = lengths[0] + 1;
+inline void write_lengths(const StepPlan& plan, const double* scalars, std::int32_t* lengths) {
+  const std::int64_t sequences = plan.tensor(plan.lengths).shape[1];
+  const auto before = static_cast<std::int32_t>(scalars[kPosition]);
+  std::fill(lengths, lengths + sequences, before);
+  std::fill(lengths + sequences, lengths + 2 * sequences, before + 1);
 }
 
 /// Takes away operations whose results nothing reads: those of frozen parameters' gradients alone.

@@ -378,7 +378,7 @@ Status CpuExecutor::run(OperationObserver* observer) {
     if (Status s = write_documents(plan_, tokens(), offsets); !s.ok()) return s;
   }
   if (plan_.lengths != kNoTensor) {
-    write_lengths(static_cast<const double*>(data(plan_.scalars)),
+    write_lengths(plan_, static_cast<const double*>(data(plan_.scalars)),
                   static_cast<std::int32_t*>(data(plan_.lengths)));
   }
   const runtime::Call call = {

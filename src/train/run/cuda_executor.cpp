@@ -258,7 +258,7 @@ Status CudaStepExecutor::stage() {
   }
   std::byte* batch = batch_.data();
   if (plan_.lengths != kNoTensor) {
-    write_lengths(reinterpret_cast<const double*>(batch + lowered_.batch.scalars),
+    write_lengths(plan_, reinterpret_cast<const double*>(batch + lowered_.batch.scalars),
                   static_cast<std::int32_t*>(data(plan_.lengths)));
   }
   if (plan_.documents != kNoTensor) {

@@ -1,27 +1,20 @@
 #pragma once
 
-// Text from a model, one token after the other, with a cache of keys and values.
+// Text from a model, one token after the other, with caches of keys and values.
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "train/model/config.h"
 #include "train/plan/options.h"
 #include "train/run/ranks.h"
+#include "train/run/sampler.h"
 #include "train/run/step_executor.h"
 
 namespace flashlab::train {
-
-struct SamplingOptions {
-  double temperature = 1;  ///< 0: always the likeliest token
-  std::int64_t top_k = 0;  ///< only the k likeliest; 0: all
-  double top_p = 1;        ///< only the likeliest that together have this probability
-  std::uint64_t seed = 1;
-  /// Only the first so many tokens: a table may have rows that no word has. 0: all.
-  std::int64_t vocabulary = 0;
-};
 
 class Generator {
  public:
@@ -32,25 +25,35 @@ class Generator {
                                                    ParameterStore& parameters,
                                                    const Ranks& ranks = {});
 
-  /// Tokens after `prompt` (at least one token), each given to `token` as it comes; false from it
-  /// ends the text. When the model's context is full, the later half of it is read again.
+  /// Tokens after `prompt` (at least one token): a text for each of the options' samples, all of
+  /// one batch. Each token is given to `token` as it comes; false from it ends its sample. When the
+  /// caches are full, the later half of what they hold is read again.
   /// Errors: kInvalidArgument (an empty prompt, a token beyond the vocabulary), attention's.
   Status generate(const std::vector<std::int32_t>& prompt, std::int64_t count,
-                  const SamplingOptions& sampling, const std::function<bool(std::int32_t)>& token);
+                  const SamplingOptions& sampling,
+                  const std::function<bool(std::int64_t sample, std::int32_t token)>& token);
 
-  /// Reads one token at the next position. Precondition: the context is not full.
-  Status feed(std::int32_t token);
-  /// Of the last token that was fed.   [vocabulary]
-  std::vector<double> logits() const;
+  /// Reads one token of each sample at the next position. Precondition: the caches are not full.
+  Status feed(std::span<const std::int32_t> tokens);
+  Status feed(std::int32_t token) { return feed({&token, 1}); }
+  /// Of the sample's last token that was fed, until the next call.   [vocabulary]
+  std::vector<double>& logits(std::int64_t sample = 0);
+
+  std::int64_t samples() const {
+    return executor_->plan().tensor(executor_->plan().tokens).shape[0];
+  }
+  /// Bytes of parameters that a token reads, an embedding's table that is no head left out.
+  std::int64_t weight_bytes() const;
+  const StepExecutor& executor() const { return *executor_; }
 
  private:
   explicit Generator(const ModelConfig& model) : model_(model) {}
   ModelConfig model_;
   std::unique_ptr<StepExecutor> executor_;
+  std::int64_t capacity_ = 0;  ///< tokens that the caches hold
   std::int64_t position_ = 0;
+  std::vector<double> logits_;
+  std::vector<float> wide_;
 };
-
-/// One draw from softmax(logits / temperature) cut by top_k and top_p; `unit` is in [0, 1).
-std::int32_t sample(std::vector<double> logits, const SamplingOptions& options, double unit);
 
 }  // namespace flashlab::train

@@ -486,7 +486,7 @@ Status Trainer::sample(TrainObserver& observer) {
   SamplingOptions sampling = {.temperature = 0.8,
                               .seed = config_.seed + static_cast<std::uint64_t>(done_),
                               .vocabulary = tokenizer().vocabulary()};
-  const auto keep = [&](std::int32_t token) {
+  const auto keep = [&](std::int64_t, std::int32_t token) {
     tokens.push_back(token);
     return true;
   };

@@ -108,6 +108,10 @@ Status check(const ModelConfig& model, const StepOptions& options) {
                             fmt::format("1 to the model's {} tokens", model.context),
                             "give the model a longer context"});
   }
+  if (options.cached < 0 || options.cached > model.context) {
+    return Status::invalid({"cached", fmt::format("{}", options.cached),
+                            fmt::format("1 to the model's {} tokens", model.context), ""});
+  }
   if (!(options.loss_scale >= 1 && options.loss_scale <= 0x1p40)) {
     return Status::invalid(
         {"loss-scale", fmt::format("{}", options.loss_scale), "1 to 2^40", "65536 is usual"});
@@ -191,7 +195,9 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
   StepOptions options = requested;
   if (options.context == 0) options.context = model.context;
   if (options.mode == StepMode::kDecode) {
-    options.batch = options.context = options.accumulate = 1;
+    options.batch = options.samples;
+    options.context = options.accumulate = 1;
+    if (options.cached == 0) options.cached = model.context;
     options.documents = false;
     options.shares = options.ranks = 1;
     options.rank = 0;
@@ -208,7 +214,7 @@ Result<StepPlan> build_step(const ModelConfig& model, const StepOptions& request
   plan.tokens = b.persistent("tokens", {sequences, options.context}, Element::kInt32, Role::kBatch);
   plan.scalars = b.persistent("scalars", {kScalars}, Element::kFp64, Role::kBatch);
   if (b.decodes()) {
-    plan.lengths = b.persistent("lengths", {2}, Element::kInt32, Role::kBatch);
+    plan.lengths = b.persistent("lengths", {2, options.batch}, Element::kInt32, Role::kBatch);
   } else {
     plan.targets =
         b.persistent("targets", {sequences, options.context}, Element::kInt32, Role::kBatch);

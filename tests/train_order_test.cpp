@@ -112,6 +112,23 @@ TEST(TrainOrder, RanksOwnEqualPartsOfTheOptimizer) {
   }
 }
 
+TEST(TrainOrder, AGpuRoundsWhatItGathersBeside) {
+  for (const bool gpu : {false, true}) {
+    const StepOptions options = {.precision = Precision::kBf16, .gpu = gpu};
+    const Ordered list = ordered(ParallelMode::kFsdp, 0, options);
+    int rounded = 0;
+    for (std::size_t i = 1; i < list.plan.operations.size(); ++i) {
+      if (list.plan.operations[i].kind != OperationKind::kAllGather) continue;
+      const Operation& before = list.plan.operations[i - 1];
+      ASSERT_EQ(before.operation_class, OperationClass::kCopy) << before.name;
+      EXPECT_EQ(before.stream, gpu ? 1 : 0) << before.name;
+      ++rounded;
+    }
+    EXPECT_GT(rounded, 4);
+    EXPECT_TRUE(check_order(list.plan, list.memory).ok());
+  }
+}
+
 // A race that some run some day would lose: each wait in turn is taken away.
 TEST(TrainOrder, EveryMissingWaitIsFound) {
   int waits = 0;
@@ -123,6 +140,7 @@ TEST(TrainOrder, EveryMissingWaitIsFound) {
     for (const ParallelMode mode :
          {ParallelMode::kOverlap, ParallelMode::kBucket, ParallelMode::kZero1, ParallelMode::kZero2,
           ParallelMode::kFsdp}) {
+      options.gpu = mode == ParallelMode::kFsdp;  // rounded beside, too
       Ordered list = ordered(mode, 1024, options);
       ASSERT_TRUE(check_order(list.plan, list.memory).ok());
       for (Operation& operation : list.plan.operations) {

@@ -183,10 +183,18 @@ void gather_whole(StepPlan& plan) {
   plan.operations.insert(adamw + 1, gathers.begin(), gathers.end());
 }
 
-// All of it on one stream: ranks meet in one order.
-void exchange_beside(StepPlan& plan) {
+// All of it on one stream: ranks meet in one order. On a GPU what a gather sends is rounded there,
+// too: the step's own stream does not wait for it.
+void exchange_beside(StepPlan& plan, bool gpu) {
+  Operation* before = nullptr;
   for (Operation& operation : plan.operations) {
-    if (operation.operation_class == OperationClass::kCommunication) operation.stream = 1;
+    if (operation.operation_class == OperationClass::kCommunication) {
+      operation.stream = 1;
+      const bool rounded = before != nullptr && before->operation_class == OperationClass::kCopy &&
+                           before->outputs.front().tensor == operation.inputs.front().tensor;
+      if (gpu && rounded && operation.kind == OperationKind::kAllGather) before->stream = 1;
+    }
+    before = &operation;
   }
 }
 
@@ -236,7 +244,7 @@ Result<StepPlan> build_parallel_step(const ModelConfig& model, const StepOptions
       gather_whole(*plan);
     }
   }
-  if (runs_beside(parallel.mode)) exchange_beside(*plan);
+  if (runs_beside(parallel.mode)) exchange_beside(*plan, options.gpu);
   finish(*plan);
   plan->title += fmt::format(" · {} ranks, {}", options.ranks, to_string(parallel.mode));
   return plan;
@@ -250,7 +258,7 @@ void share_parameters(StepPlan& plan, ParallelMode mode, int ranks, int rank) {
   Units units(plan, ranks, rank);
   if (mode != ParallelMode::kFsdp) return;
   units.gather_values();
-  exchange_beside(plan);
+  exchange_beside(plan, false);
   finish(plan);
 }
 

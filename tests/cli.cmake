@@ -7,7 +7,7 @@ if(FLASHLAB_BUILD_CLI)
   flashlab_test(cli_problem_run_test SOURCES cli_problem_run_test.cpp LIBRARIES flashlab_lab)
 
   foreach(part IN ITEMS bad_input collective commands help kernels monitor mpi parallel
-      peers profile profile_gpu ranks results step train weights)
+      peers profile profile_gpu ranks results runs step train weights)
     add_test(NAME cli_${part}_test
       COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cli_${part}_test.py
         $<TARGET_FILE:flashlab_cli> ${PROJECT_SOURCE_DIR})

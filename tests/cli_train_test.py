@@ -230,7 +230,7 @@ class Train(Folder):
             (["train", "--learning-rate", "fast", *fresh], ["is no number"]),
             (["train", "--checkpoint", "9x", *fresh], ["groups of 4 layers"]),
             (["train", "--output", run_folder], ["got a run already", "--resume"]),
-            (["train", "--resume", run_folder, "--steps", "3"], ["--steps stands beside"]),
+            (["train", "--resume", run_folder, "--batch", "3"], ["--batch stands beside"]),
             (["generate"], ["needs --checkpoint"]),
             (["generate", "--checkpoint", self.folder], ["no checkpoint"]),
             (["generate", "--size", "tiny", "--top-p", "2"], ["--top-p"]),

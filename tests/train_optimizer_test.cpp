@@ -19,6 +19,12 @@ Expected adamw(const OptimizerOptions& o, Expected old, double g, double rate, d
   Expected out{};
   out.first = o.beta1 * old.first + (1 - o.beta1) * g;
   out.second = o.beta2 * old.second + (1 - o.beta2) * g * g;
+  if (o.sgd) {
+    // PyTorch's buffer is b = momentum b + g; ours is (1 - momentum) b.
+    out.first = o.momentum * old.first + (1 - o.momentum) * g;
+    out.value = old.value - rate * decay * old.value - rate * out.first / (1 - o.momentum);
+    return out;
+  }
   const double c1 = 1 - std::pow(o.beta1, t), c2 = 1 - std::pow(o.beta2, t);
   const double kept = old.value - rate * decay * old.value;
   if (o.convention == AdamWConvention::kTorch) {
@@ -73,6 +79,11 @@ TEST(TrainOptimizer, CourseConvention) {
                      .epsilon = 1e-3,  // large enough to tell the conventions apart
                      .max_norm = 0,
                      .decay_vectors = true});
+}
+
+TEST(TrainOptimizer, Sgd) {
+  check_three_steps({.sgd = true, .weight_decay = 0.1, .max_norm = 0});
+  check_three_steps({.sgd = true, .momentum = 0.9, .max_norm = 0.5});
 }
 
 TEST(TrainOptimizer, GradientsAreClipped) {

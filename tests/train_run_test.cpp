@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <numbers>
 
 #include "train/data/files.h"
 #include "train/data/text.h"
@@ -258,6 +259,9 @@ TEST(TrainConfiguration, TheEffectiveOneIsReadBack) {
   config.learning_rate = 0.25;
   config.optimizer.convention = AdamWConvention::kCs336;
   config.checkpoint = "2/1";
+  config.schedule = Schedule::kWsd;
+  config.optimizer.sgd = config.keep_best = true;
+  config.changes = {{3, "steps", "4", "7"}};
   config.text = {"a.txt", "b.txt"};
   const Result<TrainConfig> read = parse_train_config(config.to_json(), "c.json", {});
   ASSERT_TRUE(read.ok()) << read.status().message();
@@ -266,7 +270,10 @@ TEST(TrainConfiguration, TheEffectiveOneIsReadBack) {
       {R"({"stepps": 1})", "did you mean steps?"},
       {R"({"steps": 0})", "at least 1"},
       {R"({"steps": "many"})", "a whole number"},
-      {R"({"optimizer": "sgd"})", "\"torch\" or \"cs336\""},
+      {R"({"optimizer": "adam"})", "\"adamw\" or \"sgd\""},
+      {R"({"adamw_convention": "jax"})", "\"torch\" or \"cs336\""},
+      {R"({"schedule": "cosin"})", "did you mean cosine?"},
+      {R"({"changes": [1]})", "a list of changes"},
       {R"({"precision": "fp12"})", "did you mean"},
       {R"({"model": {"width": 10, "heads": 3}})", "a divisor of the width"},
       {R"({"checkpoint": "x"})", "groups of 4 layers"},
@@ -289,6 +296,52 @@ TEST(TrainConfiguration, TheLearningRateWarmsUpAndFalls) {
   EXPECT_DOUBLE_EQ(learning_rate(config, 10), 1);
   EXPECT_NEAR(learning_rate(config, 55), 0.55, 1e-12);
   EXPECT_DOUBLE_EQ(learning_rate(config, 100), 0.1);
+}
+
+// The convention of a file of earlier versions stands where the optimizer's name is now.
+TEST(TrainConfiguration, AConventionOfEarlierFilesIsRead) {
+  const auto read = parse_train_config(R"({"optimizer": "cs336"})", "c.json", {});
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(read->optimizer.convention, AdamWConvention::kCs336);
+  EXPECT_FALSE(read->optimizer.sgd);
+  EXPECT_TRUE(read->optimizer.decay_vectors);
+}
+
+// First step, end of the warm-up, the step behind it, last step: llm.c's, nanoGPT's and the
+// course's formulas by hand.
+TEST(TrainConfiguration, EachScheduleBeginsAndEndsAsItSays) {
+  TrainConfig config;
+  config.steps = 100;
+  config.warmup_steps = 10;
+  config.learning_rate = 1;
+  config.minimum_learning_rate = 0.1;
+  const double last = 0.1 + 0.45 * (1 + std::cos(std::numbers::pi * 89 / 90));
+  const struct {
+    Schedule schedule;
+    double first, warm, next, last;
+  } kRows[] = {{Schedule::kCosine, 0.1, 1, 1, last},
+               {Schedule::kCourse, 0, 0.9, 1, last},
+               {Schedule::kNanoGpt, 1.0 / 11, 10.0 / 11, 1, last},
+               {Schedule::kLinear, 0.1, 1, 1 - 0.9 / 90, 0.1},
+               {Schedule::kConstant, 0.1, 1, 1, 1},
+               {Schedule::kWsd, 0.1, 1, 1, 0.1}};
+  for (const auto& row : kRows) {
+    config.schedule = row.schedule;
+    SCOPED_TRACE(schedule_names()[static_cast<std::size_t>(row.schedule)]);
+    EXPECT_NEAR(learning_rate(config, 0), row.first, 1e-15);
+    EXPECT_NEAR(learning_rate(config, 9), row.warm, 1e-15);
+    EXPECT_NEAR(learning_rate(config, 10), row.next, 1e-15);
+    EXPECT_NEAR(learning_rate(config, 99), row.last, 1e-15);
+  }
+  config.schedule = Schedule::kWsd;
+  EXPECT_DOUBLE_EQ(learning_rate(config, 79), 1);
+  EXPECT_DOUBLE_EQ(learning_rate(config, 80), 1 - 0.9 / 20);
+  config.decay_steps = 4;
+  EXPECT_DOUBLE_EQ(learning_rate(config, 95), 1);
+  config.schedule = Schedule::kCourse;
+  config.decay_until = 50;
+  EXPECT_DOUBLE_EQ(learning_rate(config, 50), 0.1);
+  EXPECT_GT(learning_rate(config, 49), 0.1);
 }
 
 std::filesystem::path parity_record(Family family) {

@@ -249,9 +249,10 @@ class Verify:
             timeout=7200)
 
     def ranks(self):
-        """Thirty ranks of a run are killed or stopped, and it goes on each time."""
+        """Thirty ranks of a run, and thirty runs, are killed, and they go on each time."""
         build.build(console.Step(self.label, "ranks"), "build", [], ["flashlab_cli"])
         run(["tools/check_ranks.py", "build/flashlab"], "ranks")
+        run(["tools/check_runs.py", "build/flashlab"], "runs")
 
     @staticmethod
     def list_file(lines):

@@ -40,6 +40,7 @@ std::vector<CommandSpec> commands_of_ranks();
 // their time goes.
 std::vector<FlagSpec> flags_of_training();
 std::vector<CommandSpec> commands_of_training();
+std::vector<FlagSpec> flags_of_schedules();
 std::vector<FlagSpec> flags_of_models();
 std::vector<CommandSpec> commands_of_models();
 std::vector<FlagSpec> flags_of_steps();

@@ -298,8 +298,8 @@ const std::vector<FlagSpec>& table() {
     const std::vector<FlagSpec> subjects = flags_of_subjects();
     out.insert(std::ranges::find(out, kExecution, &FlagSpec::group), subjects.begin(),
                subjects.end());
-    for (const auto part : {flags_of_training, flags_of_models, flags_of_steps, flags_of_ranks,
-                            flags_of_profiles, flags_of_results}) {
+    for (const auto part : {flags_of_training, flags_of_schedules, flags_of_models, flags_of_steps,
+                            flags_of_ranks, flags_of_profiles, flags_of_results}) {
       for (const FlagSpec& flag : part()) out.push_back(flag);
     }
     return out;

@@ -33,6 +33,12 @@ bool vocabulary_of_text(const Arguments&, const RunFacts& facts) {
 bool numbers(const Arguments&, const RunFacts& facts) {
   return facts.tokens && !facts.tokenizer.ends_with(".json");
 }
+bool with_sgd(const Arguments&, const RunFacts& facts) {
+  return facts.sgd;
+}
+bool with_adamw(const Arguments&, const RunFacts& facts) {
+  return !facts.sgd;
+}
 bool forward_alone(const Arguments& a, const RunFacts&) {
   return is(a, "--mode", "forward");
 }
@@ -86,6 +92,12 @@ constexpr IdleFlag kTable[] = {
      "take it"},
     {"--tokenizer", kRuns, numbers,
      "beside --tokens, which are numbers already; a tokenizer.json says what they mean"},
+    {"--adamw-convention", kRuns, with_sgd, "with --optimizer sgd, which has no second moment"},
+    {"--beta1", kRuns, with_sgd, "with --optimizer sgd; --momentum is its own"},
+    {"--beta2", kRuns, with_sgd, "with --optimizer sgd, which has no second moment"},
+    {"--epsilon", kRuns, with_sgd, "with --optimizer sgd, which has no second moment"},
+    {"--momentum", kRuns, with_adamw, "with AdamW; --beta1 is its own, or --optimizer sgd"},
+    {"--max-skipped", kRuns, without_fp16, "without fp16, whose gradients may overflow"},
     {"--top-k", kGenerate, likeliest, "at --temperature 0, which takes the likeliest token"},
     {"--top-p", kGenerate, likeliest, "at --temperature 0, which takes the likeliest token"},
     {"--seed", kGenerate, likeliest_of_weights, "at --temperature 0, where nothing is drawn"},

@@ -14,6 +14,7 @@ struct RunFacts {
   std::vector<std::string> precisions;
   std::string tokenizer;
   bool tokens = false;  ///< token files in place of text
+  bool sgd = false;
 };
 
 /// Throws Failure for the first flag of the table that has no effect. Runs of training have

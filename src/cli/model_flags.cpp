@@ -11,6 +11,7 @@
 #include "cli/failure.h"
 #include "cli/idle_flags.h"
 #include "cli/ranks.h"
+#include "cli/run_flags.h"
 #include "cli/values.h"
 #include "dist/start/world.h"
 #include "lab/lab.h"
@@ -186,16 +187,9 @@ void read_sizes(const Arguments& arguments, train::TrainConfig& out) {
     const char* flag;
     std::int64_t* field;
     std::int64_t least;
-  } kFlags[] = {{"--steps", &out.steps, 1},
-                {"--batch", &out.batch, 1},
+  } kFlags[] = {{"--batch", &out.batch, 1},
                 {"--accumulate", &out.accumulate, 1},
                 {"--shares", &out.shares, 1},
-                {"--warmup-steps", &out.warmup_steps, 0},
-                {"--evaluate-every", &out.evaluate_every, 0},
-                {"--evaluate-batches", &out.evaluate_batches, 1},
-                {"--patience", &out.patience, 0},
-                {"--save-every", &out.save_every, 0},
-                {"--sample-every", &out.sample_every, 0},
                 {"--vocabulary", &out.vocabulary, 0}};
   for (const auto& flag : kFlags) {
     *flag.field = whole(arguments, flag.flag, *flag.field, flag.least, std::int64_t{1} << 30);
@@ -228,6 +222,21 @@ train::Tokenizer tokenizer_of(const Arguments& arguments, const train::ModelFile
 }
 
 namespace {
+
+void read_optimizer(const Arguments& arguments, train::OptimizerOptions& out) {
+  if (const auto name = arguments.value("--optimizer")) out.sgd = *name == "sgd";
+  if (const auto name = arguments.value("--adamw-convention")) {
+    out.convention =
+        *name == "torch" ? train::AdamWConvention::kTorch : train::AdamWConvention::kCs336;
+    out.decay_vectors = *name == "cs336";
+  }
+  out.beta1 = real(arguments, "--beta1", out.beta1);
+  out.beta2 = real(arguments, "--beta2", out.beta2);
+  out.epsilon = real(arguments, "--epsilon", out.epsilon);
+  out.momentum = real(arguments, "--momentum", out.momentum);
+  out.weight_decay = real(arguments, "--weight-decay", out.weight_decay);
+  out.max_norm = real(arguments, "--max-norm", out.max_norm);
+}
 
 // The model is that of the weights; what flags may still say is how much of its context is used.
 void read_init(const Arguments& arguments, train::TrainConfig& out) {
@@ -316,21 +325,11 @@ train::TrainConfig train_config_of(const Arguments& arguments) {
     parallel.bf16_wire = out.wire == "bf16";
     out.checkpoint = checkpoint_of(arguments, out.model, options, parallel);
   }
-  const double kept = out.minimum_learning_rate / out.learning_rate;
-  out.learning_rate = real(arguments, "--learning-rate", out.learning_rate);
-  // A tenth stays a tenth when only the maximum is given.
-  const double least =
-      arguments.has("--learning-rate") ? kept * out.learning_rate : out.minimum_learning_rate;
-  out.minimum_learning_rate = real(arguments, "--minimum-learning-rate", least);
-  out.optimizer.weight_decay = real(arguments, "--weight-decay", out.optimizer.weight_decay);
-  out.optimizer.max_norm = real(arguments, "--max-norm", out.optimizer.max_norm);
-  if (const Status s = train::validate(out); !s.ok()) {
-    // A file's keys are flags with other dashes.
-    ErrorDetail detail = s.detail();
-    std::ranges::replace(detail.argument, '_', '-');
-    fail_usage("--" + Status::invalid(std::move(detail)).message());
-  }
-  RunFacts facts = {{train::to_string(out.precision)}, out.tokenizer, !out.tokens.empty()};
+  read_run_flags(arguments, out);
+  read_optimizer(arguments, out.optimizer);
+  require_valid(out);
+  RunFacts facts = {
+      {train::to_string(out.precision)}, out.tokenizer, !out.tokens.empty(), out.optimizer.sgd};
   if (arguments.command_bit() == kBenchPrecision) {
     facts.precisions = arguments.list("--precision");
     if (facts.precisions.empty()) facts.precisions = {"fp16"};  // among the default ones

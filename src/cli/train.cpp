@@ -16,6 +16,7 @@
 #include "cli/model_flags.h"
 #include "cli/outputs.h"
 #include "cli/ranks.h"
+#include "cli/run_flags.h"
 #include "cli/terminal.h"
 #include "lab/lab.h"
 #include "train/data/files.h"
@@ -161,6 +162,21 @@ std::string ranks_words(const train::TrainConfig& config, const train::Ranks& ra
   return config.shares > 1 ? out + fmt::format(" · {} shares", config.shares) : out;
 }
 
+// What the schedule makes of the first step, the one that is the highest, and the last.
+void print_rates(const train::TrainConfig& config) {
+  const std::int64_t top = std::min(std::max<std::int64_t>(config.warmup_steps, 1), config.steps);
+  std::string out = fmt::format("rate     {} ",
+                                train::schedule_names()[static_cast<std::size_t>(config.schedule)]);
+  std::int64_t before = 0;
+  for (const std::int64_t step : {std::int64_t{1}, top, config.steps}) {
+    if (step == before) continue;
+    out += fmt::format("{} {:.3g} at step {}", before == 0 ? "·" : ",",
+                       train::learning_rate(config, step - 1), step);
+    before = step;
+  }
+  print_line(out);
+}
+
 void print_header(const train::Trainer& trainer, const Context& context,
                   const train::Ranks& ranks) {
   const train::TrainConfig& config = trainer.config();
@@ -186,6 +202,11 @@ void print_header(const train::Trainer& trainer, const Context& context,
                   lab::format_bytes(memory.peak.total()), bytes(train::Role::kParameter),
                   bytes(train::Role::kGradient), bytes(train::Role::kOptimizerState),
                   bytes(train::Role::kSavedActivation), exchanged, bytes(train::Role::kTemporary)));
+  print_rates(config);
+  for (const train::ConfigChange& change : trainer.changes()) {
+    print_line(fmt::format("changed  {} from {} to {} after step {}", change.key, change.from,
+                           change.to, change.step));
+  }
 }
 
 // Of a resumed run what its folder says. Who cannot be read is refused when it is resumed.
@@ -204,18 +225,23 @@ std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const C
   const auto admits = [&](const train::StepPlan& plan) { return admit_step(context, plan); };
   if (const auto folder = arguments.value("--resume")) {
     for (const FlagSpec* flag : flags_of(kTrain)) {
-      const bool allowed =
-          flag->name == "--resume" || flag->name == "--threads" || flag->name == "--cpu-isa" ||
-          flag->name == "--device" || flag->name == "--parallel" || flag->name == "--bucket" ||
-          flag->name == "--transport" || flag->name == "--timeout" || flag->name == "--help";
+      const bool allowed = flag->name == "--resume" || flag->name == "--threads" ||
+                           flag->name == "--cpu-isa" || flag->name == "--device" ||
+                           flag->name == "--parallel" || flag->name == "--bucket" ||
+                           flag->name == "--transport" || flag->name == "--timeout" ||
+                           flag->name == "--help" || changes_run(flag->name);
       if (!allowed && arguments.has(flag->name)) {
         fail_usage(
-            fmt::format("{} stands beside --resume; a resumed run keeps the configuration "
-                        "in {}/config.json, so that it is the same run",
+            fmt::format("{} stands beside --resume; a resumed run keeps this part of the "
+                        "configuration in {}/config.json, so that it is the same run",
                         flag->name, *folder));
       }
     }
-    auto trainer = train::Trainer::resume(context, *folder, admits, ranks);
+    auto trainer =
+        train::Trainer::resume(context, *folder, admits, ranks, [&](train::TrainConfig& known) {
+          read_run_flags(arguments, known);
+          require_valid(known);
+        });
     if (!trainer.ok()) fail_among(ranks, trainer.status());
     return std::move(*trainer);
   }
@@ -258,6 +284,12 @@ void say_end(const train::Trainer& trainer, const train::TrainOutcome& outcome,
 }
 
 std::string words_of_divergence(const train::TrainOutcome& outcome) {
+  if (outcome.skipped_in_a_row > 0) {
+    return fmt::format(
+        "the last {} steps updated nothing, because their gradients overflowed; checkpoints before "
+        "are intact. Try --loss-scale dynamic, a smaller scale, or --precision bf16",
+        outcome.skipped_in_a_row);
+  }
   return fmt::format(
       "the loss of step {} is no number; checkpoints before it are intact. Try a lower "
       "--learning-rate, a longer --warmup-steps or a smaller --max-norm",

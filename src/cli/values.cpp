@@ -9,20 +9,22 @@
 
 namespace flashlab::cli {
 
-std::int64_t parse_whole(std::string_view flag, std::string_view text, std::int64_t low,
-                         std::int64_t high) {
+namespace {
+
+std::int64_t parse_thousands(std::string_view flag, std::string_view text, std::int64_t low,
+                             std::int64_t high, std::int64_t thousand) {
   std::string_view digits = text;
   std::int64_t unit = 1;
   if (!digits.empty() && (digits.back() == 'k' || digits.back() == 'K')) {
-    unit = 1024;
+    unit = thousand;
     digits.remove_suffix(1);
   }
   std::int64_t value = 0;
   const char* end = digits.data() + digits.size();
   const auto [stop, error] = std::from_chars(digits.data(), end, value);
   if (digits.empty() || stop != end || error == std::errc::invalid_argument) {
-    fail_usage(fmt::format("{} \"{}\" is no whole number; give one such as 1024 or 4k (k is 1024)",
-                           flag, text));
+    fail_usage(fmt::format("{} \"{}\" is no whole number; give one such as {} or 4k (k is {})",
+                           flag, text, thousand, thousand));
   }
   const bool overflow =
       error == std::errc::result_out_of_range || __builtin_mul_overflow(value, unit, &value);
@@ -30,6 +32,13 @@ std::int64_t parse_whole(std::string_view flag, std::string_view text, std::int6
     fail_usage(fmt::format("{} {} is out of range; use {} to {}", flag, text, low, high));
   }
   return value;
+}
+
+}  // namespace
+
+std::int64_t parse_whole(std::string_view flag, std::string_view text, std::int64_t low,
+                         std::int64_t high) {
+  return parse_thousands(flag, text, low, high, 1024);
 }
 
 std::int64_t parse_bytes(std::string_view flag, std::string_view text) {
@@ -88,6 +97,12 @@ std::vector<std::int64_t> whole_list(const Arguments& arguments, std::string_vie
     out.push_back(parse_whole(arguments.spelling(flag), text, low, high));
   }
   return out;
+}
+
+std::int64_t count(const Arguments& arguments, std::string_view flag, std::int64_t fallback,
+                   std::int64_t low, std::int64_t high) {
+  const std::optional<std::string> text = arguments.value(flag);
+  return text ? parse_thousands(arguments.spelling(flag), *text, low, high, 1000) : fallback;
 }
 
 std::int64_t whole(const Arguments& arguments, std::string_view flag, std::int64_t fallback,

@@ -29,6 +29,10 @@ std::vector<std::int64_t> whole_list(const Arguments& arguments, std::string_vie
                                      std::vector<std::int64_t> fallback, std::int64_t low = 1,
                                      std::int64_t high = kMaxSize);
 
+/// The flag's number of things that are counted: "5k" is 5000. `fallback` when it was not given.
+std::int64_t count(const Arguments& arguments, std::string_view flag, std::int64_t fallback,
+                   std::int64_t low, std::int64_t high);
+
 /// The flag's number; `fallback` when it was not given.
 std::int64_t whole(const Arguments& arguments, std::string_view flag, std::int64_t fallback,
                    std::int64_t low, std::int64_t high);

@@ -438,6 +438,7 @@ Optimizer optimizer_of(const KernelSteps& k, std::int64_t blocks) {
   config.choice("kCopy", "Element", name_of(k.element(first.value)));
   config.boolean("kHasCopy", first.value != first.master);
   config.boolean("kCs336", a.convention == AdamWConvention::kCs336);
+  config.boolean("kSgd", a.convention == AdamWConvention::kSgd);
   config.boolean("kScaled", k.plan.loss_scale != kNoTensor);
   config.integer("kNormBlocks", blocks);
   device::OptimizerArguments arguments{.scale_interval = scaling.dynamic ? scaling.interval : 0,

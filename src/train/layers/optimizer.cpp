@@ -26,6 +26,11 @@ void optimizer(StepBuilder& b) {
                                 .max_norm = options.max_norm,
                                 .convention = options.convention,
                                 .ranges = decay_ranges(plan, options.weight_decay)};
+  if (options.sgd) {
+    attributes.convention = AdamWConvention::kSgd;
+    attributes.beta1 = options.momentum;
+    attributes.beta2 = attributes.epsilon = 1;
+  }
   std::vector<Operand> gradients, values, first, second, copies;
   for (const Parameter& parameter : plan.parameters) {
     if (parameter.frozen) break;

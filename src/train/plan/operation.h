@@ -241,10 +241,12 @@ struct CrossEntropyAttributes {
   double gradient_scale = 0;                         ///< of dlogits; 0: logits stay as they are
 };
 
-/// Where the epsilon of AdamW stands; trajectories are compared with both.
+/// Where the epsilon of AdamW stands; trajectories are compared with both. SGD is AdamW's update
+/// with a denominator of 1: no second moment.
 enum class AdamWConvention : std::uint8_t {
   kTorch,  ///< m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), decay before
   kCs336,  ///< lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps), decay before
+  kSgd,    ///< lr / (1 - b1) * m, b1 the momentum, b2 = eps = 1; decay before
 };
 
 struct AdamWAttributes {

@@ -21,6 +21,8 @@ enum class StepMode : std::uint8_t {
 struct OptimizerOptions {
   AdamWConvention convention = AdamWConvention::kTorch;
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
+  bool sgd = false;     ///< instead of AdamW
+  double momentum = 0;  ///< of sgd
   double weight_decay = 0.01;
   double max_norm = 1;         ///< 0: gradients are not clipped
   bool decay_vectors = false;  ///< norms' weights and biases decay too, as the course's do

@@ -39,11 +39,24 @@ std::vector<std::pair<std::int64_t, fs::path>> checkpoints_in(const fs::path& fo
   return out;
 }
 
-void remove_leftovers(const fs::path& folder, int keep) {
+// A link that a reader finds whole: the old one or the new one.
+Status link_best(const fs::path& folder, std::int64_t step) {
+  const fs::path unfinished = folder / "saving-best", link = folder / "best";
+  std::error_code error;
+  fs::remove(unfinished, error);
+  fs::create_directory_symlink(fmt::format("step-{}", step), unfinished, error);
+  if (!error) fs::rename(unfinished, link, error);
+  if (!error) return {};
+  errno = error.value();
+  return io_error(link, "linked");
+}
+
+void remove_leftovers(const fs::path& folder, std::int64_t keep) {
   std::error_code ignored;
   auto all = checkpoints_in(folder);
-  for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < all.size(); ++i) {
-    fs::remove_all(all[i].second, ignored);
+  const fs::path best = fs::read_symlink(folder / "best", ignored);
+  for (std::size_t i = 0; keep > 0 && i + static_cast<std::size_t>(keep) < all.size(); ++i) {
+    if (all[i].second.filename() != best) fs::remove_all(all[i].second, ignored);
   }
   std::vector<fs::path> unfinished;
   for (fs::directory_iterator it(folder, ignored), end; !ignored && it != end;
@@ -95,7 +108,7 @@ Status renamed(const fs::path& unfinished, const fs::path& finished) {
 }  // namespace
 
 Status save_checkpoint(const fs::path& folder, const RunState& state, const ParameterStore& store,
-                       const Ranks& ranks, int keep) {
+                       const Ranks& ranks, std::int64_t keep) {
   const fs::path unfinished = folder / fmt::format("saving-step-{}", state.step);
   Status status = ranks.agree(ranks.leads() ? made_folder(unfinished) : Status());
   if (status.ok()) status = write_parameters(unfinished, store, ranks);
@@ -104,6 +117,7 @@ Status save_checkpoint(const fs::path& folder, const RunState& state, const Para
     if (ranks.leads()) own = write_state(unfinished, state);
     if (ranks.leads() && own.ok()) {
       own = renamed(unfinished, folder / fmt::format("step-{}", state.step));
+      if (own.ok() && state.is_best) own = link_best(folder, state.step);
     }
     status = ranks.agree(own);
   }

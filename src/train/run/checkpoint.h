@@ -34,15 +34,17 @@ struct RunState {
   /// The best look at the validation text, and how many came after it; none: nobody asks.
   std::optional<double> best_look{};
   std::int64_t looks_since = 0;
+  /// Whether this is that look: FOLDER/best then names the checkpoint, which stays.
+  bool is_best = false;
   /// Names and contents of what other programs read beside the weights.
   std::map<std::string, std::string> others{};
 };
 
-/// Writes FOLDER/step-N and removes all but the newest `keep` of them. All ranks call it alike and
-/// write in turn; it is the same on all. Errors: kIoError, naming the rank; a lost rank. Older
-/// checkpoints are then as they were.
+/// Writes FOLDER/step-N and removes all but the newest `keep` of them (0: none) and the best. All
+/// ranks call it alike and write in turn; it is the same on all. Errors: kIoError, naming the rank;
+/// a lost rank. Older checkpoints are then as they were.
 Status save_checkpoint(const std::filesystem::path& folder, const RunState& state,
-                       const ParameterStore& store, const Ranks& ranks = {}, int keep = 2);
+                       const ParameterStore& store, const Ranks& ranks = {}, std::int64_t keep = 2);
 
 /// The newest whole checkpoint of a run, or `path` itself where it is one.
 /// Errors: kInvalidArgument (no checkpoint there).

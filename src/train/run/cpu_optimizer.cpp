@@ -169,6 +169,10 @@ void CpuExecutor::adamw(const Operation& operation) {
   const bool torch = a.convention == AdamWConvention::kTorch;
   range.rate = torch ? rate / correction1 : rate * std::sqrt(correction2) / correction1;
   range.denominator_scale = torch ? 1 / std::sqrt(correction2) : 1;
+  if (a.convention == AdamWConvention::kSgd) {
+    range.rate = rate / (1 - a.beta1);
+    range.denominator_scale = 0;
+  }
   range.gradient_scale = (a.max_norm > 0 ? std::min(1.0, a.max_norm / (norm + 1e-6)) : 1) / scale;
   T* values = reinterpret_cast<T*>(parameters_->values());
   const T* gradients = reinterpret_cast<const T*>(gradient_arena());

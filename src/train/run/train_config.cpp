@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -27,12 +28,16 @@ constexpr WholeKey kWholeKeys[] = {{"steps", &TrainConfig::steps, 1},
                                    {"accumulate", &TrainConfig::accumulate, 1},
                                    {"shares", &TrainConfig::shares, 1},
                                    {"warmup_steps", &TrainConfig::warmup_steps, 0},
+                                   {"decay_until", &TrainConfig::decay_until, 0},
+                                   {"decay_steps", &TrainConfig::decay_steps, 0},
                                    {"evaluate_every", &TrainConfig::evaluate_every, 0},
                                    {"evaluate_batches", &TrainConfig::evaluate_batches, 1},
                                    {"patience", &TrainConfig::patience, 0},
                                    {"save_every", &TrainConfig::save_every, 0},
                                    {"sample_every", &TrainConfig::sample_every, 0},
                                    {"sample_tokens", &TrainConfig::sample_tokens, 0},
+                                   {"keep", &TrainConfig::keep, 0},
+                                   {"max_skipped", &TrainConfig::max_skipped, 1},
                                    {"vocabulary", &TrainConfig::vocabulary, 0},
                                    {"end_of_text", &TrainConfig::end_of_text, -1}};
 
@@ -46,6 +51,7 @@ constexpr RealKey kRealKeys[] = {
     {"learning_rate", &TrainConfig::learning_rate, nullptr},
     {"minimum_learning_rate", &TrainConfig::minimum_learning_rate, nullptr},
     {"weight_decay", nullptr, &OptimizerOptions::weight_decay},
+    {"momentum", nullptr, &OptimizerOptions::momentum},
     {"beta1", nullptr, &OptimizerOptions::beta1},
     {"beta2", nullptr, &OptimizerOptions::beta2},
     {"epsilon", nullptr, &OptimizerOptions::epsilon},
@@ -61,14 +67,25 @@ constexpr ListKey kListKeys[] = {{"text", &TrainConfig::text},
                                  {"validation_tokens", &TrainConfig::validation_tokens},
                                  {"freeze", &TrainConfig::freeze}};
 
-constexpr const char* kWords[] = {
-    "init", "tokenizer", "precision", "loss_scale",   "attention", "operators",    "checkpoint",
-    "seed", "optimizer", "documents", "reduce_every", "wire",      "deterministic"};
+struct SwitchKey {
+  const char* name;
+  bool TrainConfig::*field;
+};
+constexpr SwitchKey kSwitchKeys[] = {{"documents", &TrainConfig::documents},
+                                     {"deterministic", &TrainConfig::deterministic},
+                                     {"keep_best", &TrainConfig::keep_best},
+                                     {"tensorboard", &TrainConfig::tensorboard}};
+
+constexpr const char* kWords[] = {"init",         "tokenizer", "precision",  "loss_scale",
+                                  "attention",    "operators", "checkpoint", "seed",
+                                  "optimizer",    "schedule",  "changes",    "adamw_convention",
+                                  "reduce_every", "wire"};
 
 std::vector<std::string> known_keys() {
   std::vector<std::string> out = {"model"};
   for (const ListKey& key : kListKeys) out.emplace_back(key.name);
   for (const char* key : kWords) out.emplace_back(key);
+  for (const SwitchKey& key : kSwitchKeys) out.emplace_back(key.name);
   for (const WholeKey& key : kWholeKeys) out.emplace_back(key.name);
   for (const RealKey& key : kRealKeys) out.emplace_back(key.name);
   return out;
@@ -77,6 +94,40 @@ std::vector<std::string> known_keys() {
 Status bad(std::string_view source, const std::string& key, const Json& got, std::string expected) {
   return Status::invalid({fmt::format("{}: {}", source, key), base::json_text(got).substr(0, 60),
                           std::move(expected), ""});
+}
+
+void set_convention(AdamWConvention convention, TrainConfig& out) {
+  out.optimizer.convention = convention;
+  out.optimizer.decay_vectors = convention == AdamWConvention::kCs336;
+}
+
+// What to_json writes: who edits it edits the record of what was changed.
+Status read_changes(const Json& value, std::string_view source, TrainConfig& out) {
+  const auto text = [](const Json& change, const char* key) {
+    return change.contains(key) ? base::json_text(change[key]) : std::string();
+  };
+  out.changes.clear();
+  for (const Json& change : value) {
+    const bool whole = change.is_object() && change.contains("step") && change.contains("key") &&
+                       change["step"].is_number_integer() && change["key"].is_string();
+    if (!whole) return bad(source, "changes", value, "a list of changes with step, key, from, to");
+    out.changes.push_back({change["step"].get<std::int64_t>(), change["key"].get<std::string>(),
+                           text(change, "from"), text(change, "to")});
+  }
+  return {};
+}
+
+Status read_optimizer(const std::string& word, std::string_view source, TrainConfig& out) {
+  if (word == "adamw" || word == "sgd") {
+    out.optimizer.sgd = word == "sgd";
+    return {};
+  }
+  // Files of earlier versions have the convention here.
+  if (word == "torch" || word == "cs336") {
+    set_convention(word == "torch" ? AdamWConvention::kTorch : AdamWConvention::kCs336, out);
+    return {};
+  }
+  return bad(source, "optimizer", word, "\"adamw\" or \"sgd\"");
 }
 
 Status read_words(const std::string& key, const Json& value, std::string_view source,
@@ -98,10 +149,15 @@ Status read_words(const std::string& key, const Json& value, std::string_view so
     out.seed = value.get<std::uint64_t>();
     return {};
   }
-  if (key == "documents" || key == "deterministic") {
+  for (const SwitchKey& one : kSwitchKeys) {
+    if (key != one.name) continue;
     if (!value.is_boolean()) return bad(source, key, value, "true or false");
-    (key == "documents" ? out.documents : out.deterministic) = value.get<bool>();
+    out.*one.field = value.get<bool>();
     return {};
+  }
+  if (key == "changes") {
+    if (!value.is_array()) return bad(source, key, value, "a list");
+    return read_changes(value, source, out);
   }
   if (!value.is_string()) return bad(source, key, value, "a word");
   const std::string word = value.get<std::string>();
@@ -133,9 +189,15 @@ Status read_words(const std::string& key, const Json& value, std::string_view so
     if (!precision)
       return unknown_name({fmt::format("{}: precision", source), word, precision_names()});
     out.precision = *precision;
+  } else if (key == "optimizer") {
+    return read_optimizer(word, source, out);
+  } else if (key == "schedule") {
+    const std::vector<std::string> names = schedule_names();
+    const auto at = std::ranges::find(names, word);
+    if (at == names.end()) return unknown_name({fmt::format("{}: schedule", source), word, names});
+    out.schedule = static_cast<Schedule>(at - names.begin());
   } else if (word == "torch" || word == "cs336") {
-    out.optimizer.convention = word == "torch" ? AdamWConvention::kTorch : AdamWConvention::kCs336;
-    out.optimizer.decay_vectors = word == "cs336";
+    set_convention(word == "torch" ? AdamWConvention::kTorch : AdamWConvention::kCs336, out);
   } else {
     return bad(source, key, value, "\"torch\" or \"cs336\": where AdamW's epsilon stands");
   }
@@ -171,6 +233,10 @@ Status read_key(const std::string& key, const Json& value, std::string_view sour
 }
 
 }  // namespace
+
+std::vector<std::string> schedule_names() {
+  return {"cosine", "linear", "constant", "wsd", "course", "nanogpt"};
+}
 
 bool set_loss_scale(const std::string& word, StepOptions& out) {
   if (word == "dynamic" || word == "none") {
@@ -220,14 +286,21 @@ std::string TrainConfig::to_json() const {
   out["operators"] = operators;
   out["checkpoint"] = checkpoint;
   out["seed"] = seed;
-  out["documents"] = documents;
   out["reduce_every"] = reduce_every;
   out["wire"] = wire;
-  out["deterministic"] = deterministic;
-  out["optimizer"] = optimizer.convention == AdamWConvention::kTorch ? "torch" : "cs336";
+  for (const SwitchKey& key : kSwitchKeys) out[key.name] = this->*key.field;
+  out["optimizer"] = optimizer.sgd ? "sgd" : "adamw";
+  out["adamw_convention"] = optimizer.convention == AdamWConvention::kTorch ? "torch" : "cs336";
+  out["schedule"] = schedule_names()[static_cast<std::size_t>(schedule)];
   for (const WholeKey& key : kWholeKeys) out[key.name] = this->*key.field;
   for (const RealKey& key : kRealKeys) {
     out[key.name] = key.field ? this->*key.field : optimizer.*key.optimizer_field;
+  }
+  for (const ConfigChange& change : changes) {
+    out["changes"].push_back({{"step", change.step},
+                              {"key", change.key},
+                              {"from", base::read_json<Json>(change.from)},
+                              {"to", base::read_json<Json>(change.to)}});
   }
   return base::json_text(out, 1) + "\n";
 }
@@ -310,22 +383,47 @@ Status validate(const TrainConfig& config) {
        {within("validation_fraction", config.validation_fraction, 0.001, 0.5),
         within("learning_rate", config.learning_rate, 0, 100),
         within("minimum_learning_rate", config.minimum_learning_rate, 0, config.learning_rate),
-        within("beta1", o.beta1, 0, 0.999999), within("beta2", o.beta2, 0, 0.999999),
-        within("weight_decay", o.weight_decay, 0, 100), within("max_norm", o.max_norm, 0, 1e9),
-        within("epsilon", o.epsilon, 1e-30, 1)}) {
+        within("beta1", o.beta1, 0, 0.999999), within("momentum", o.momentum, 0, 0.999999),
+        within("beta2", o.beta2, 0, 0.999999), within("weight_decay", o.weight_decay, 0, 100),
+        within("max_norm", o.max_norm, 0, 1e9), within("epsilon", o.epsilon, 1e-30, 1)}) {
     if (!s.ok()) return s;
   }
   return {};
 }
 
+namespace {
+
+// A line down to the minimum: `done` steps of `length`, the one that is asked for among them.
+double on_line(const TrainConfig& config, std::int64_t done, std::int64_t length) {
+  if (done <= 0) return config.learning_rate;
+  if (done >= length) return config.minimum_learning_rate;
+  const double part = static_cast<double>(done) / static_cast<double>(length);
+  return config.learning_rate + part * (config.minimum_learning_rate - config.learning_rate);
+}
+
+}  // namespace
+
 double learning_rate(const TrainConfig& config, std::int64_t step) {
+  const Schedule schedule = config.schedule;
   if (step < config.warmup_steps) {
-    // The first step learns too: step + 1 of the warm-up's steps.
-    return config.learning_rate * static_cast<double>(step + 1) /
-           static_cast<double>(config.warmup_steps);
+    // The first step learns too, but the course's does not; nanoGPT's last one is below the
+    // maximum.
+    const std::int64_t steps = config.warmup_steps + (schedule == Schedule::kNanoGpt ? 1 : 0);
+    return config.learning_rate *
+           static_cast<double>(step + (schedule == Schedule::kCourse ? 0 : 1)) /
+           static_cast<double>(steps);
   }
-  const std::int64_t length = config.steps - config.warmup_steps;
-  if (step >= config.steps || length <= 0) return config.minimum_learning_rate;
+  if (schedule == Schedule::kConstant) return config.learning_rate;
+  const std::int64_t end = config.decay_until > 0 ? config.decay_until : config.steps;
+  if (schedule == Schedule::kLinear) {
+    return on_line(config, step + 1 - config.warmup_steps, end - config.warmup_steps);
+  }
+  if (schedule == Schedule::kWsd) {
+    const std::int64_t down = config.decay_steps > 0 ? config.decay_steps : (end + 4) / 5;
+    return on_line(config, step + 1 - (end - down), down);
+  }
+  const std::int64_t length = end - config.warmup_steps;
+  if (step >= end || length <= 0) return config.minimum_learning_rate;
   const double part = static_cast<double>(step - config.warmup_steps) / static_cast<double>(length);
   return config.minimum_learning_rate + 0.5 * (1 + std::cos(3.14159265358979323846 * part)) *
                                             (config.learning_rate - config.minimum_learning_rate);

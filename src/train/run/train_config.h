@@ -14,6 +14,17 @@
 
 namespace flashlab::train {
 
+/// How the rate goes from step to step. All warm up first; see learning_rate.
+enum class Schedule : std::uint8_t { kCosine, kLinear, kConstant, kWsd, kCourse, kNanoGpt };
+/// "cosine", "linear", "constant", "wsd", "course", "nanogpt", in the order of the enumeration.
+std::vector<std::string> schedule_names();
+
+/// What a resumed run was told to do otherwise: from the checkpoint of `step` on.
+struct ConfigChange {
+  std::int64_t step = 0;
+  std::string key, from, to;  ///< of to_json(), the values as JSON
+};
+
 struct TrainConfig {
   ModelConfig model;
   std::string init;                 ///< weights to begin with: open_model's path; none: drawn
@@ -44,6 +55,9 @@ struct TrainConfig {
   double learning_rate = 2e-3;
   double minimum_learning_rate = 1e-4;
   std::int64_t warmup_steps = 100;
+  Schedule schedule = Schedule::kCosine;
+  std::int64_t decay_until = 0;  ///< the step at which the rate has come down; 0: the run's last
+  std::int64_t decay_steps = 0;  ///< of wsd: steps of the way down; 0: a fifth
   OptimizerOptions optimizer = {.beta2 = 0.99, .weight_decay = 0.1};
 
   std::int64_t evaluate_every = 250;   ///< steps; 0: only at the end
@@ -52,6 +66,11 @@ struct TrainConfig {
   std::int64_t save_every = 500;
   std::int64_t sample_every = 500;
   std::int64_t sample_tokens = 200;
+  std::int64_t keep = 2;          ///< newest checkpoints that stay; 0: all
+  bool tensorboard = false;       ///< event files beside the log
+  bool keep_best = false;         ///< and the one of the best look, which is saved for it
+  std::int64_t max_skipped = 25;  ///< fp16 steps in a row without an update that end the run
+  std::vector<ConfigChange> changes;
 
   StepOptions step_options() const;
   std::string to_json() const;
@@ -65,8 +84,15 @@ Result<TrainConfig> parse_train_config(std::string_view json, std::string_view s
                                        const TrainConfig& base);
 Status validate(const TrainConfig& config);
 
-/// Linear warm-up ((step + 1) / warmup of the maximum), then half a cosine to the minimum at the
-/// last step, and the minimum after. Steps count from 0.
+/// The rate of a step; steps count from 0, w is the warm-up, e `decay_until` or the run's steps.
+///   cosine    (step + 1) / w of the maximum, then half a cosine over [w, e), the minimum from e
+///   on:
+///             llm.c's. The last step is one short of the minimum.
+///   course    step / w of it, 0 at the first step; then the same
+///   nanogpt   (step + 1) / (w + 1) of it; then the same
+///   linear    (step + 1) / w of it, then a line that is at the minimum at the last step before e
+///   constant  (step + 1) / w of it, then the maximum
+///   wsd       the same until `decay_steps` before e, then a line as linear's
 double learning_rate(const TrainConfig& config, std::int64_t step);
 
 }  // namespace flashlab::train

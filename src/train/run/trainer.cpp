@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -13,6 +11,7 @@
 #include "train/data/files.h"
 #include "train/run/checkpoint.h"
 #include "train/run/parameter_files.h"
+#include "train/run/run_log.h"
 #include "train/run/take_weights.h"
 #include "train/step/step.h"
 
@@ -69,52 +68,12 @@ Status admit_least(const Context& context, const TrainConfig& config, const Admi
 
 }  // namespace
 
-/// log.jsonl: one object a line, each with its step.
-class Trainer::Log {
- public:
-  /// `silent`: of a rank beside rank 0, which writes nothing.
-  Log(fs::path path, bool silent) : path_(std::move(path)), silent_(silent) {}
-
-  // A resumed run writes the steps after `step` again: what stands there is dropped.
-  Status keep_until(std::int64_t step) {
-    std::error_code ignored;
-    if (!fs::exists(path_, ignored)) return {};
-    Result<std::string> text = read_file(path_);
-    if (!text.ok()) return text.status();
-    std::string kept;
-    for (std::size_t at = 0; at < text->size();) {
-      const std::size_t end = std::min(text->find('\n', at), text->size());
-      const std::string line = text->substr(at, end - at);
-      const auto json = base::read_json<Json>(line);
-      at = end + 1;
-      if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer())
-        continue;
-      if (json["step"].get<std::int64_t>() <= step) kept += line + "\n";
-    }
-    return write_file(path_, kept);
-  }
-
-  Status write(const Json& line) {
-    if (silent_) return {};
-    if (!file_.is_open()) file_.open(path_, std::ios::app);
-    errno = 0;
-    file_ << base::json_text(line) << '\n' << std::flush;
-    if (!file_) return io_error(path_, "written");
-    return {};
-  }
-
- private:
-  fs::path path_;
-  bool silent_;
-  std::ofstream file_;
-};
-
 Trainer::Trainer(const Context& context, TrainConfig config, RunFolder folder, const Ranks& ranks)
     : context_(context),
       config_(std::move(config)),
       folder_(std::move(folder)),
       ranks_(ranks),
-      log_(std::make_unique<Log>(folder_.path() / "log.jsonl", !ranks_.leads())) {}
+      log_(std::make_unique<RunLog>(folder_.path(), !ranks_.leads())) {}
 
 Trainer::~Trainer() = default;
 
@@ -152,6 +111,7 @@ Result<std::unique_ptr<Trainer>> Trainer::start(const Context& context, const Tr
   // The last file: where it stands, a run has begun.
   Status written;
   if (ranks.leads()) written = write_file(out->folder() / "config.json", out->config_.to_json());
+  if (written.ok() && config.tensorboard) written = out->log_->add_tensorboard(1);
   if (Status s = ranks.agree(written); !s.ok()) return s;
   out->folder_.keep();
   return out;
@@ -174,15 +134,23 @@ Status with_older(const Status& failed, const fs::path& checkpoint) {
 Status check_same_run(const TrainConfig& config, const RunState& state, const fs::path& file,
                       const fs::path& checkpoint) {
   Json now = base::read_json<Json>(config.to_json());
-  Json then = base::read_json<Json>(state.config);
+  // Read and written again: an older version's keys are today's.
+  const auto saved = parse_train_config(state.config, checkpoint.string(), TrainConfig());
+  Json then = base::read_json<Json>(saved.ok() ? saved->to_json() : state.config);
   if (!then.is_object()) then = now;  // of a checkpoint without one the model alone is known
   then["model"] = base::read_json<Json>(state.model.to_json());
   for (const auto& [key, value] : then.items()) {
     bool free = false;
     for (const char* name :
-         {"text", "tokens", "validation_text", "validation_tokens", "evaluate_every",
-          "evaluate_batches", "patience", "save_every", "sample_every", "sample_tokens"}) {
+         {"text", "tokens", "validation_text", "validation_tokens", "keep", "evaluate_every",
+          "evaluate_batches", "patience", "save_every", "sample_every", "sample_tokens",
+          "keep_best", "max_skipped", "tensorboard", "changes"}) {
       free = free || key == name;
+    }
+    // What a resumed run was told is its own record; the checkpoint may be from before it.
+    for (const ConfigChange& change : config.changes) {
+      free = free ||
+             (change.key == key && now.contains(key) && change.to == base::json_text(now[key]));
     }
     if (free || !now.contains(key) || now[key] == value) continue;
     Json got = now[key], expected = value;
@@ -201,10 +169,15 @@ Status check_same_run(const TrainConfig& config, const RunState& state, const fs
                                         checkpoint.filename().string()),
                             "put it back, or begin a new run"});
   }
+  return {};
+}
+
+Status check_steps(const TrainConfig& config, const RunState& state, const fs::path& checkpoint) {
   if (state.step > config.steps) {
     return Status::invalid({(checkpoint / "state.json").string(),
                             fmt::format("step {}", state.step),
-                            fmt::format("at most the run's {} steps", config.steps), ""});
+                            fmt::format("at most the run's {} steps", config.steps),
+                            "give --steps of at least as many"});
   }
   return {};
 }
@@ -228,9 +201,26 @@ Result<fs::path> hold_checkpoint(const fs::path& folder, RunFolder& held) {
 struct SavedRun {
   TrainConfig config;
   RunState state;
+  std::vector<ConfigChange> changes;  ///< that were asked for now
 };
 
-Result<SavedRun> read_run(const fs::path& folder, const fs::path& checkpoint) {
+// What `change` makes of the configuration, from the checkpoint's step on.
+Status change_run(SavedRun& run, const ChangeConfig& change) {
+  const Json before = base::read_json<Json>(run.config.to_json());
+  if (change) change(run.config);
+  if (Status s = validate(run.config); !s.ok()) return s;
+  const Json after = base::read_json<Json>(run.config.to_json());
+  for (const auto& [key, value] : after.items()) {
+    if (before.contains(key) && before[key] == value) continue;
+    run.changes.push_back(
+        {run.state.step, key, base::json_text(before.value(key, Json())), base::json_text(value)});
+  }
+  run.config.changes.insert(run.config.changes.end(), run.changes.begin(), run.changes.end());
+  return {};
+}
+
+Result<SavedRun> read_run(const fs::path& folder, const fs::path& checkpoint,
+                          const ChangeConfig& change) {
   const fs::path file = folder / "config.json";
   Result<std::string> json = read_file(file);
   if (!json.ok()) return json.status();
@@ -238,14 +228,18 @@ Result<SavedRun> read_run(const fs::path& folder, const fs::path& checkpoint) {
   if (!config.ok()) return config.status();
   Result<RunState> state = load_state(checkpoint);
   if (!state.ok()) return with_older(state.status(), checkpoint);
-  if (Status s = check_same_run(*config, *state, file, checkpoint); !s.ok()) return s;
-  return SavedRun{std::move(*config), std::move(*state)};
+  SavedRun out = {std::move(*config), std::move(*state), {}};
+  if (Status s = check_same_run(out.config, out.state, file, checkpoint); !s.ok()) return s;
+  if (Status s = change_run(out, change); !s.ok()) return s;
+  if (Status s = check_steps(out.config, out.state, checkpoint); !s.ok()) return s;
+  return out;
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const fs::path& folder,
-                                                 const Admission& admits, const Ranks& ranks) {
+                                                 const Admission& admits, const Ranks& ranks,
+                                                 const ChangeConfig& change) {
   if (Status s = check_same_mode(ranks); !s.ok()) return s;
   RunFolder held;
   Result<fs::path> checkpoint = fs::path();
@@ -255,14 +249,31 @@ Result<std::unique_ptr<Trainer>> Trainer::resume(const Context& context, const f
   if (Status s = ranks.tell(path); !s.ok()) return s;
   checkpoint = fs::path(path);
   if (!ranks.leads()) held = RunFolder::beside(folder);
-  const Result<SavedRun> run = read_run(folder, *checkpoint);
+  Result<SavedRun> run = read_run(folder, *checkpoint, change);
   if (Status s = ranks.agree(run.status()); !s.ok()) return s;
+  const std::vector<ConfigChange> changes = std::move(run->changes);
   std::unique_ptr<Trainer> out(new Trainer(context, run->config, std::move(held), ranks));
   if (Status s = out->load(*checkpoint, run->state, admits); !s.ok()) return s;
   if (Status s = out->check_same_everywhere(); !s.ok()) return s;
-  const Status kept = ranks.leads() ? out->log_->keep_until(run->state.step) : Status();
+  Status kept = ranks.leads() ? out->log_->keep_until(run->state.step) : Status();
+  if (kept.ok() && run->config.tensorboard) {
+    kept = out->log_->add_tensorboard(run->state.step + 1);
+  }
+  if (kept.ok() && ranks.leads()) kept = out->record(changes);
   if (Status s = ranks.agree(kept); !s.ok()) return s;
+  out->changes_ = changes;
   return out;
+}
+
+// The log first: what config.json says is said by the log, whatever ends the process between them.
+Status Trainer::record(const std::vector<ConfigChange>& changes) {
+  if (changes.empty()) return {};
+  Json said;
+  for (const ConfigChange& change : changes) {
+    said[change.key] = {base::read_json<Json>(change.from), base::read_json<Json>(change.to)};
+  }
+  if (Status s = log_->write_once({{"step", done_}, {"changed", said}}); !s.ok()) return s;
+  return write_file(folder() / "config.json", config_.to_json());
 }
 
 Status Trainer::load(const fs::path& checkpoint, const RunState& state, const Admission& admits) {
@@ -455,7 +466,7 @@ Result<double> Trainer::validation_loss(std::int64_t batches) {
   return sum / static_cast<double>(counted);
 }
 
-Status Trainer::save(TrainObserver& observer) {
+Status Trainer::save(TrainObserver& observer, bool best) {
   if (saved_ == done_) return {};
   if (Status s = executor_->settle(); !s.ok()) return s;
   if (Status s = executor_->pull_parameters(); !s.ok()) return s;
@@ -463,6 +474,7 @@ Status Trainer::save(TrainObserver& observer) {
   state.config = config_.to_json();
   state.best_look = best_look_;
   state.looks_since = looks_since_;
+  state.is_best = best;
   // The course's names are nobody else's: `flashlab export` writes them as Llama's.
   if (config_.model.family != Family::kCourse) {
     state.others = hugging_face_files(config_.model, parameters_->element(), tokenizer());
@@ -470,7 +482,9 @@ Status Trainer::save(TrainObserver& observer) {
   if (const float* scale = loss_scale()) {
     std::copy(scale, scale + state.loss_scale.size(), state.loss_scale.begin());
   }
-  if (Status s = save_checkpoint(folder(), state, *parameters_, ranks_); !s.ok()) return s;
+  if (Status s = save_checkpoint(folder(), state, *parameters_, ranks_, config_.keep); !s.ok()) {
+    return s;
+  }
   saved_ = done_;
   observer.saved(folder() / fmt::format("step-{}", done_));
   return {};
@@ -506,12 +520,15 @@ Status Trainer::after_step(TrainObserver& observer) {
     Result<double> loss = validation_loss(config_.evaluate_batches);
     if (!loss.ok()) return loss.status();
     const bool better = !best_look_ || *loss < *best_look_;
-    if (config_.patience > 0) {
+    if (config_.patience > 0 || config_.keep_best) {
       looks_since_ = better ? 0 : looks_since_ + 1;
       if (better) best_look_ = *loss;
     }
     observer.evaluated(done_, *loss);
     if (Status s = log_->write({{"step", done_}, {"validation_loss", *loss}}); !s.ok()) return s;
+    if (better && config_.keep_best) {
+      if (Status s = save(observer, /*best=*/true); !s.ok()) return s;
+    }
   }
   if (due(config_.sample_every) || (last && config_.sample_every > 0)) {
     if (Status s = sample(observer); !s.ok()) return s;
@@ -522,6 +539,7 @@ Status Trainer::after_step(TrainObserver& observer) {
 Result<TrainOutcome> Trainer::run(TrainObserver& observer, const std::atomic<bool>& stop) {
   TrainOutcome out;
   const auto gives_up = [&] { return config_.patience > 0 && looks_since_ >= config_.patience; };
+  std::int64_t in_a_row = 0;
   for (bool first = true; done_ < config_.steps && !gives_up(); first = false) {
     ranks_.begin_step(done_ + 1, first);
     const Result<bool> stops = ranks_.any(stop);
@@ -538,6 +556,7 @@ Result<TrainOutcome> Trainer::run(TrainObserver& observer, const std::atomic<boo
       return out;
     }
     out.skipped += report.skipped;
+    in_a_row = report.skipped ? in_a_row + 1 : 0;
     observer.stepped(report);
     Json line = {{"step", report.step},
                  {"loss", report.loss},
@@ -547,6 +566,14 @@ Result<TrainOutcome> Trainer::run(TrainObserver& observer, const std::atomic<boo
     if (report.loss_scale > 0) line["loss_scale"] = report.loss_scale;
     if (report.skipped) line["skipped"] = true;
     if (Status s = log_->write(line); !s.ok()) return s;
+    // The end of a run whose every step was skipped is not a result either.
+    const bool none_was_taken = done_ == config_.steps && in_a_row == done_;
+    if (in_a_row >= config_.max_skipped || none_was_taken) {
+      out.diverged = true;
+      out.skipped_in_a_row = in_a_row;
+      out.steps = done_;
+      return out;
+    }
     if (Status s = after_step(observer); !s.ok()) return s;
   }
   if (Status s = save(observer); !s.ok()) return s;
@@ -558,7 +585,8 @@ Result<TrainOutcome> Trainer::run(TrainObserver& observer, const std::atomic<boo
   if (!loss.ok()) return loss.status();
   out.validation_loss = *loss;
   observer.evaluated(done_, *loss);
-  if (Status s = log_->write({{"step", done_}, {"validation_loss", *loss}}); !s.ok()) return s;
+  const Json last = {{"step", done_}, {"validation_loss", *loss}};
+  if (Status s = log_->write_once(last); !s.ok()) return s;
   return out;
 }
 

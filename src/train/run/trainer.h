@@ -49,13 +49,19 @@ struct TrainOutcome {
   bool stopped = false;      ///< before the last step, because `stop` was set; saved
   std::int64_t skipped = 0;  ///< steps whose gradients overflowed (fp16)
   bool diverged = false;     ///< the loss is no number; nothing was saved after the last good step
+  /// Above 0: it diverged because so many steps in a row updated nothing.
+  std::int64_t skipped_in_a_row = 0;
   std::optional<double> validation_loss;  ///< over the whole validation text
 };
 
 /// Whether a step may be bound here, by its memory: asked before weights are drawn.
 using Admission = std::function<Status(const StepPlan&)>;
 
+/// What a resumed run shall do otherwise.
+using ChangeConfig = std::function<void(TrainConfig&)>;
+
 struct RunState;
+class RunLog;
 
 class Trainer {
  public:
@@ -70,9 +76,11 @@ class Trainer {
                                                 const Ranks& ranks = {});
   /// The run in `folder` from its newest checkpoint, by its own config.json, which must be the one
   /// that the checkpoint was made by; on any number of ranks that its shares can be dealt to.
+  /// `change` alters it from the next step on, on all ranks alike; config.json and the log say so.
   static Result<std::unique_ptr<Trainer>> resume(const Context& context,
                                                  const std::filesystem::path& folder,
-                                                 const Admission& admits, const Ranks& ranks = {});
+                                                 const Admission& admits, const Ranks& ranks = {},
+                                                 const ChangeConfig& change = {});
   ~Trainer();
 
   const TrainConfig& config() const { return config_; }
@@ -80,6 +88,8 @@ class Trainer {
   const Tokenizer& tokenizer() const { return text_->tokenizer; }
   const StepExecutor& executor() const { return *executor_; }
   std::int64_t steps_done() const { return done_; }
+  /// What was changed when it was resumed.
+  const std::vector<ConfigChange>& changes() const { return changes_; }
 
   /// To the last step, or until `stop`: then the state is saved. Errors: kIoError (the log or a
   /// checkpoint cannot be written: older checkpoints are intact), attention's.
@@ -89,7 +99,6 @@ class Trainer {
   Result<double> validation_loss(std::int64_t batches);
 
  private:
-  class Log;
   Trainer(const Context& context, TrainConfig config, RunFolder folder, const Ranks& ranks);
   static Result<RunText> text_of(const TrainConfig& config, const RunFolder& folder,
                                  const std::atomic<bool>* stop, const Ranks& ranks);
@@ -104,7 +113,8 @@ class Trainer {
   Status find_end_of_text();
   float* loss_scale() const;
   Status step(StepReport& report);
-  Status save(TrainObserver& observer);
+  Status save(TrainObserver& observer, bool best = false);
+  Status record(const std::vector<ConfigChange>& changes);
   Status sample(TrainObserver& observer);
   Status after_step(TrainObserver& observer);
   /// Ranks that do not do the same would wait for each other.
@@ -119,7 +129,8 @@ class Trainer {
   std::unique_ptr<StepExecutor> executor_, evaluator_;
   std::unique_ptr<Context> host_;  ///< what generation runs on
   std::unique_ptr<Generator> generator_;
-  std::unique_ptr<Log> log_;
+  std::unique_ptr<RunLog> log_;
+  std::vector<ConfigChange> changes_;
   std::int64_t done_ = 0;
   std::int64_t saved_ = -1;
   std::optional<double> best_look_;  ///< of the validation text, where the run has a patience

@@ -6,6 +6,7 @@
 //   p      = p (1 - lr decay) - rate m / (sqrt(v) denominator_scale + eps)
 // with  rate = lr / (1 - b1^t), denominator_scale = 1 / sqrt(1 - b2^t)          (torch)
 //       rate = lr sqrt(1 - b2^t) / (1 - b1^t), denominator_scale = 1           (cs336)
+//       rate = lr / (1 - b1), denominator_scale = 0, b2 = eps = 1              (sgd)
 //
 // Everything streams: 28 bytes a parameter in fp32, and what forward's copy takes. The norm's
 // blocks leave a sum each, which one block adds in order; nothing comes back to the host.
@@ -16,8 +17,8 @@
 // With a loss scale the gradients are scale times too large: norm and factors divide it out. A norm
 // that is no number halves the scale, and the step leaves parameters and moments as they are.
 //
-// Config: Element kParameter, kGradient, kState, kCopy; bool kHasCopy, kCs336, kScaled; int
-// kNormBlocks.
+// Config: Element kParameter, kGradient, kState, kCopy; bool kHasCopy, kCs336, kSgd,
+// kScaled; int kNormBlocks.
 
 #include "train/arguments.h"
 #include "train/packs.h"
@@ -103,6 +104,10 @@ __device__ inline void adamw_factors(const OptimizerArguments& args, float norm)
   out.rate =
       static_cast<float>(Config::kCs336 ? lr * sqrt(correction2) / correction1 : lr / correction1);
   out.denominator_scale = Config::kCs336 ? 1.0f : static_cast<float>(1 / sqrt(correction2));
+  if constexpr (Config::kSgd) {
+    out.rate = static_cast<float>(lr / (1 - args.beta1));
+    out.denominator_scale = 0;
+  }
   out.keep = static_cast<float>(1 - lr * args.weight_decay);
   if constexpr (Config::kScaled) {
     out.gradient_scale /= args.loss_scale[0];

@@ -100,7 +100,7 @@ MAY_INCLUDE = {
     "tests/": ("include/", "cases/", "src/", "tests/"),
     "fuzz/": ("include/", "cases/", "src/runtime/", "src/api/", "src/lab/", "fuzz/"),
     "examples/": ("include/",),
-    "python/src/": ("include/", "src/runtime/", "src/api/", "python/src/"),
+    "python/src/": ("include/", "src/runtime/", "src/api/", "src/dist/", "python/src/"),
 }
 
 

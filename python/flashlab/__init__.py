@@ -3,6 +3,7 @@
     attention, attention_backward, merge     numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray,
                                              and whatever else speaks DLPack and the array API
     attention_with_cache, append_to_cache    the same arrays: keys and values that lie in a cache
+    Communicator                             NumPy arrays, CPU tensors: sums and gathers of ranks
     info, check, bench                       the instruments of the command line, as data
     flashlab.torch                           PyTorch: gradients, custom operators, drop-in names
     flashlab.transformers                    Hugging Face: attn_implementation="flashlab"
@@ -22,10 +23,11 @@ from typing import Any, Iterable, Literal, Optional, Tuple, TypeVar, Union, over
 from flashlab import _core
 from flashlab._cache import append_to_cache, attention_with_cache
 from flashlab._command import CheckFailed, bench, check, info
+from flashlab._ranks import Communicator
 
 __version__: str = _core.version
-__all__ = ["CheckFailed", "__version__", "append_to_cache", "attention", "attention_backward",
-           "attention_with_cache", "bench", "check", "info", "merge"]
+__all__ = ["CheckFailed", "Communicator", "__version__", "append_to_cache", "attention",
+           "attention_backward", "attention_with_cache", "bench", "check", "info", "merge"]
 
 Array = TypeVar("Array")
 

@@ -10,6 +10,7 @@
 #include "contexts.h"
 #include "flashlab/flashlab.h"
 #include "positional.h"
+#include "ranks.h"
 #include "runtime/kernel_store/compile.h"
 
 namespace nb = nanobind;
@@ -54,6 +55,8 @@ NB_MODULE(_core, m) {
   m.attr("commit") = flashlab::build_commit();
 
   tell_of_compilations();
+  // What modules hold when the interpreter ends is not worth a word.
+  nb::set_leak_warnings(false);
   if (PyModule_AddFunctions(m.ptr(), functions) != 0) throw nb::python_error();
   m.def(
       "forward",
@@ -157,4 +160,5 @@ NB_MODULE(_core, m) {
       },
       "parts"_a, nb::kw_only(), "dtype"_a = "fp32", "return_lse"_a = true,
       "(o, lse or None): attention over the union of disjoint sets of keys.");
+  fp::define_ranks(m);
 }

@@ -13,6 +13,7 @@
     flash_attn_with_kvcache, flash_attn_combine, get_scheduler_metadata
                                   flash-attn's on caches of keys and values, contiguous and paged
     FlashAttention                an autograd function for [batch, seqlen, dim]
+    parallel                      DDP, FSDP, a sharded optimizer; the course's adapters for them
     torch.ops.flashlab.attention_forward, .attention_backward
                                   the operators that torch.compile and export see
 
@@ -36,6 +37,19 @@ from ._course import (
 from ._flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
 from ._kvcache import flash_attn_combine, flash_attn_with_kvcache, get_scheduler_metadata
 from ._sdpa import scaled_dot_product_attention
+from .parallel import (
+    ddp_bucketed_on_after_backward,
+    ddp_bucketed_on_train_batch_start,
+    ddp_individual_parameters_on_after_backward,
+    ddp_on_after_backward,
+    fsdp_gather_full_params,
+    fsdp_on_after_backward,
+    get_ddp,
+    get_ddp_bucketed,
+    get_ddp_individual_parameters,
+    get_fsdp,
+    get_sharded_optimizer,
+)
 from ._varlen import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
@@ -47,6 +61,10 @@ from ._varlen import (
 __all__ = [
     "FlashAttention",
     "attention",
+    "ddp_bucketed_on_after_backward",
+    "ddp_bucketed_on_train_batch_start",
+    "ddp_individual_parameters_on_after_backward",
+    "ddp_on_after_backward",
     "flash_attention_pytorch",
     "flash_attention_triton",
     "flash_attn_combine",
@@ -57,9 +75,16 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "fsdp_gather_full_params",
+    "fsdp_on_after_backward",
+    "get_ddp",
+    "get_ddp_bucketed",
+    "get_ddp_individual_parameters",
     "get_flashattention_autograd_function_pytorch",
     "get_flashattention_autograd_function_triton",
+    "get_fsdp",
     "get_scheduler_metadata",
+    "get_sharded_optimizer",
     "scaled_dot_product_attention",
     "schedule",
     "varlen_attn",

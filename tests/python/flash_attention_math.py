@@ -73,23 +73,41 @@ def scores(q, k, causal, scale_on_k=False, features=Features()):
     return s, hidden
 
 
-def formula(q, k, v, causal, upcast, features=Features()):
-    """Attention written down: in fp32 and rounded once, or (upcast False) in the inputs' type."""
+def formula(q, k, v, causal, upcast, features=Features(), with_lse=False):
+    """Attention written down: in fp32 and rounded once, or (upcast False) in the inputs' type. With
+    `with_lse` (out not rounded, LSE [batch, heads, seqlen_q], 0 for rows that see nothing)."""
     dtype, group = q.dtype, q.shape[2] // k.shape[2]
     if upcast:
         q, k, v = q.float(), k.float(), v.float()
     k, v = (x.repeat_interleave(group, dim=2) if group > 1 else x for x in (k, v))
     s, hidden = scores(q, k, causal, scale_on_k=not upcast, features=features)
+    all_scores = s
     if features.sinks is not None:
         sinks = features.sinks.to(s.dtype)[None, :, None, None].expand(*s.shape[:3], 1)
-        p = torch.softmax(torch.cat([s, sinks], -1), dim=-1)[..., :-1].to(v.dtype)
-    else:
-        p = torch.softmax(s, dim=-1).to(v.dtype)
+        all_scores = torch.cat([s, sinks], -1)
+    p = torch.softmax(all_scores, dim=-1)[..., :s.shape[-1]].to(v.dtype)
     if hidden is not None:  # some queries may see no key at all
         p = p.masked_fill(hidden.all(dim=-1, keepdim=True), 0)
     if features.kept is not None:
         p, v = p.masked_fill(~features.kept, 0), v / (1 - features.dropout_p)
-    return torch.einsum("bhqk,bkhd->bqhd", p, v).to(dtype)
+    out = torch.einsum("bhqk,bkhd->bqhd", p, v)
+    if not with_lse:
+        return out.to(dtype)
+    lse = torch.logsumexp(all_scores, dim=-1)
+    return out, lse if hidden is None else torch.where(hidden.all(dim=-1), 0, lse)
+
+
+def by_rounded_out(given, leaves, got, g):
+    """What the rounding of out does to each leaf's gradient; `given` is (out, lse) of the formula
+    in fp32, out [..., seqlen_q, heads, dim].
+
+    Backward has dS = P (dP - rowsum(dO O)) with the O that forward has stored, in the inputs' type:
+    the originals' algorithm, too. So the error of O goes into dS as a gradient of LSE, -rowsum(dO
+    (O - exact O)), would. pt has no such term, as autograd sums P dP before anything is rounded:
+    where P is nearly 1 for one key it errs far less, and less than twice its error is allowed."""
+    out, lse = given
+    error = ((got.float() - out) * g.float()).sum(-1).detach()
+    return torch.autograd.grad(lse, leaves, -error.transpose(-1, -2), allow_unused=True)
 
 
 def rounding(x):
@@ -134,9 +152,9 @@ class SinkGradient(NamedTuple):
         return share.nan_to_num(math.inf, posinf=math.inf).max().item()
 
 
-def judge_all(triples, rule, sinks=None):
+def judge_all(triples, rule, sinks=None, of_out=None):
     """judge(), and the gradient of sinks where there is one."""
-    shares, note = judge(triples, rule)
+    shares, note = judge(triples, rule, of_out)
     if sinks is not None:
         shares["dsink"] = sinks.share()
         if not shares["dsink"] <= 1:
@@ -144,8 +162,11 @@ def judge_all(triples, rule, sinks=None):
     return shares, note
 
 
-def judge(triples, rule):
+def judge(triples, rule, of_out=None):
     """Holds (name, lib, pt, ref) to the rule: ({name: error / allowed}, note).
+
+    of_out() says by name what the rounding of out adds to a gradient (by_rounded_out): it is asked
+    where the rule fails, and its largest element is allowed beside; the note says so.
 
     FlashAttention-2's tests have no atol for a last bit that is rounded the other way where pt
     agrees with ref in every bit by luck. Such a case passes by the rule of versions 3 and 4, and
@@ -168,6 +189,10 @@ def judge(triples, rule):
         factor, atol = ((rule.out, rule.out_atol) if name == "out"
                         else (rule.grad, rule.grad_atol))
         allowed = factor * yardstick + max(2 * step, atol or 0)
+        if not error <= allowed and math.isfinite(error) and of_out and name != "out":
+            more = of_out()[name].abs().max().item()
+            notes.append(f"{name} {error:.3g} > {allowed:.3g} by the rounding of out, {more:.3g}")
+            allowed += more
         if not error <= allowed:
             raise Failed(f"{name}: max|lib-ref| {error:.3g} > {allowed:.3g} allowed "
                          f"({factor:g} x {yardstick:.3g} + atol)")
@@ -274,7 +299,18 @@ def run_rule(sweep, case, device, _):
     triples = [("out", *(out.detach() for out in outs))]
     for (name, got), (_, pt), (_, ref) in zip(*results):
         triples.append((name, got, pt, ref))
-    return judge_all(triples, sweep.rule, sinks)
+
+    def of_out():
+        given = formula(*unpacked(leaves), case["causal"], True, exact, with_lse=True)
+        rows = [x.transpose(0, 1) if case.get("strided_gradient") else x for x in (outs[0], g)]
+        found = by_rounded_out(given, leaves, *rows)
+        return dict(named_gradients(leaves, [zeros_for(x, of) for x, of in zip(found, leaves)]))
+
+    return judge_all(triples, sweep.rule, sinks, of_out)
+
+
+def zeros_for(gradient, leaf):
+    return torch.zeros_like(leaf) if gradient is None else gradient
 
 
 def kept_by(sweep, case, probability, seed, device):

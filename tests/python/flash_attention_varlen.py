@@ -217,10 +217,25 @@ def run_varlen(sweep, case, device, repeats):
         if ref is None or pt is None:  # no sequence has both queries and keys
             pt = ref = torch.zeros_like(got)
         triples.append((name, got, pt, ref))
+
+    def of_out():
+        """Sequence by sequence: the gradients of each are those of its own rows."""
+        sums = [torch.zeros_like(leaf) for leaf in leaves]
+        q, k, v = apart(leaves)
+        for b in range(len(queries.used)):
+            length_q, length_k = int(queries.used[b]), int(keys.used[b])
+            if length_q == 0 or length_k == 0:
+                continue
+            given = maths.formula(queries.of(q, b), keys.of(k, b), keys.of(v, b), case["causal"],
+                                  True, exact.of_entry(b, length_q, length_k), with_lse=True)
+            found = maths.by_rounded_out(given, leaves, queries.of(outs[0], b), queries.of(g, b))
+            sums = [x if y is None else x + y for x, y in zip(sums, found)]
+        return dict(named(leaves, sums))
+
     rule = sweep.rule
     if case.get("softcap") and sweep.file != "fa2":  # as the originals
         rule = type(rule)(out=3, out_atol=rule.out_atol, grad=3, grad_atol=3e-4)
-    return maths.judge_all(triples, rule, sinks)
+    return maths.judge_all(triples, rule, sinks, of_out)
 
 
 def run_varlen_repeat(sweep, case, device, repeats):

@@ -215,6 +215,25 @@ class TheRuleItself(unittest.TestCase):
                 with mock.patch.object(flashlab.torch, "flash_attn_func", without):
                     self.assertFalse(rule.run_one(name.format(*values), "", "cpu", 1)["ok"])
 
+    def test_the_rounding_of_out_is_allowed_and_no_more(self):
+        """One row sees two keys, one of weight 0.99: rowsum(dO O), of a rounded O, is
+        off by more than autograd's sum of P dP."""
+        name = ("fa3:varlen_output:dtype=bf16,mha=gqa,qv=0,softcap=15.0,local=1,causal=0,d=128,"
+                "unused=1,chunk=1,seqlens=1x3")
+        result = rule.run_one(name, "", "cpu", 1)
+        self.assertTrue(result["ok"], result["what"])
+        self.assertIn("rounding of out", result["what"])
+        interface = flashlab.torch.flash_attn_interface
+        right = interface.flash_attn_varlen_func
+
+        def off(q, k, v, **more):
+            """A gradient of k that is a tenth too large."""
+            return right(q, k * 1.1 - (k * 0.1).detach(), v, **more)
+        with mock.patch.object(interface, "flash_attn_varlen_func", off):
+            result = rule.run_one(name, "", "cpu", 1)
+        self.assertFalse(result["ok"])
+        self.assertIn("dk", result["what"])
+
     def test_an_ignored_argument_is_found(self):
         def careless(q, k, v, **_):
             return q

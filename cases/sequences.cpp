@@ -252,6 +252,9 @@ void add_caches(Variations& to) {
   to.add("pages-sinks", c, decode, in(paged(16)), sinks, heads);
   to.add("pages-dropout", c, prefill, in(ragged), kDropped, sure);
   to.add("pages-bool-mask", c, speculative, in(paged(16)), kMasked, seed(2), heads);
+  to.add("pages-mask-decode", c, decode, in(paged(16)), kAdded, seed(3), heads, sinks);
+  to.add("cache-mask-padded", c, padded, in(whole), kAdded, kBottomRight, kCapped, seed(1));
+  to.add("cache-mask-sixteen", c, sixteen, in(indexed), kMasked, large, heads, sure);
   to.add("pages-additive-mask", c, prefill, in(ragged), kAdded, seed(5));
   to.add("pages-fp32-outputs", c, decode, in(paged(3)), fp32_outputs, large);
   to.add("pages-all", c, prefill, in(ragged), kDropped, kCapped, kSloped, kAdded, sinks, window);

@@ -130,9 +130,14 @@ TEST(Sm90Caches, LeaveWhatTheyLackToDecodeOrSm80) {
   padded = cached({.page_size = 0});
   padded.leftpad_k = contiguous_spec(DType::kInt32, {1}, padded.q.device);
   EXPECT_EQ(name_of(padded), "sm90");
-  // Masks before a cache are here alone, however few the queries.
+  // Masks of few queries are decode's, but for one element for all keys.
   Problem masked = cached({.queries = 1}, {});
   masked.mask = contiguous_spec(DType::kBf16, {1, 1, 1, 32768}, masked.q.device);
+  EXPECT_EQ(name_of(masked), "decode");
+  masked.mask = contiguous_spec(DType::kBf16, {1, 1, 1, 1}, masked.q.device);
+  EXPECT_EQ(name_of(masked), "sm90") << "decode reads an element for every key";
+  masked = cached({.queries = 17}, {});
+  masked.mask = contiguous_spec(DType::kBool, {1, 1, 17, 32768}, masked.q.device);
   EXPECT_EQ(name_of(masked), "sm90");
 }
 

@@ -72,6 +72,8 @@ SPILLS = {
     ("flash_fwd_sm80", "sm_90a"): 36,
     # One block makes the schedule of a ragged call, once. Not timed on such a GPU.
     ("flash_schedule", "sm_80"): 48,
+    # An additive mask, 64 rows, d 128: four words. Not timed.
+    ("flash_fwd_decode", "sm_90a", "kMask kAdditive", "kWarpgroups true"): 32,
     # No such GPU was run; NVRTC 13.0.
     ("flash_append", "sm_100a"): 8,
     ("flash_append", "sm_120a"): 32,

@@ -42,6 +42,7 @@ Status check_call(const Problem& problem, const Geometry& g) {
       {"softcap", problem.options.softcap.has_value()},
       {"alibi_slopes", problem.alibi_slopes.has_value()},
       {"sinks", problem.sinks.has_value()},
+      {"mask", problem.mask.has_value()},
       {"deterministic", problem.options.deterministic},
       {"causal top-left", problem.options.causal == Causal::kTopLeft}};
   for (const auto& [what, given] : lacking) {

@@ -31,12 +31,10 @@ __device__ void multiply_keys(const DecodeArguments& args, DecodeStorage<Config>
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int first = team * Config::kStepKeys;  // of a unit
   const unsigned ring_base = ptx::shared_address(shared.ring[0]);
-  const unsigned first_keys =
-      ring_base + LayoutK::offset(first, 0) +
-      (Config::kWarpgroups ? 0 : lane_offset_chunks_first<LayoutK>(lane));
-  const unsigned first_values =
-      ring_base + LayoutK::kBytes + LayoutV::offset(first, 0) +
-      (Config::kWarpgroups ? 0 : lane_offset_rows_first<LayoutV>(lane));
+  const unsigned first_keys = ring_base + LayoutK::offset(first, 0) +
+                              (Config::kWarpgroups ? 0 : lane_offset_chunks_first<LayoutK>(lane));
+  const unsigned first_values = ring_base + LayoutK::kBytes + LayoutV::offset(first, 0) +
+                                (Config::kWarpgroups ? 0 : lane_offset_rows_first<LayoutV>(lane));
   uint4* kept_q = shared.q;
   if (!Config::kWarpgroups) {
     kept_q += row_warp * (Tiles::kSharedSteps * Tiles::kBlocks * 32) + lane;
@@ -55,6 +53,7 @@ __device__ void multiply_keys(const DecodeArguments& args, DecodeStorage<Config>
     int key = segment.first_unit * Tiles::kUnitKeys + first;
 #pragma unroll 1
     for (int unit = segment.units; unit > 0; --unit) {
+      if (DecodeWarp<Config>::kMasked && warp.has_rows()) warp.read_mask(args, segment, key);
       ring.wait_full();
       if (warp.has_rows()) {
         warp.step(args, segment, first_keys + ring.stage * Tiles::kStageBytes,

@@ -166,6 +166,11 @@ Status check_worth(const Problem& problem, const Geometry& g, const DeviceInfo& 
     return unsupported("queries for 'decode' whose keys threads copy", fmt::format("{}", queries),
                        fmt::format("at most {} of each sequence", kManyQueries));
   }
+  // Many queries read a mask as large as their scores, which sm80 and sm90 read a tile ahead.
+  if (problem.mask && queries > kMostQueries) {
+    return unsupported("queries for 'decode' with a mask", fmt::format("{}", queries),
+                       fmt::format("at most {} of each sequence", kMostQueries));
+  }
   if (has_cache(problem)) return {};
   // The other kernels do not split keys whose number only the device knows.
   if (problem.seqused_k && queries <= kMostQueries) return {};
@@ -208,7 +213,7 @@ Status check(const Problem& problem, const Geometry& g) {
                          fmt::format("a multiple of 8 up to {}", kMaxHeadDim));
     }
   }
-  const float least_scale = problem.alibi_slopes ? 1e-10f : 1e-30f;
+  const float least_scale = problem.alibi_slopes || problem.mask ? 1e-10f : 1e-30f;
   if (!(g.scale > least_scale)) {
     return unsupported("scale of implementation 'decode'", fmt::format("{}", g.scale), "positive");
   }
@@ -220,8 +225,10 @@ Status check(const Problem& problem, const Geometry& g) {
                        "strides and addresses that are multiples of 16 bytes");
   }
   if (call_form(problem) == CallForm::kGeneral) {
-    return unsupported("rows of implementation 'decode'", "o aligned to fewer bytes than packed",
-                       "strides and addresses of o as those of packed rows");
+    return unsupported(
+        "rows of implementation 'decode'",
+        "o aligned to fewer bytes than packed, or one element of a mask for all keys",
+        "strides and addresses of o as those of packed rows, a mask of all keys");
   }
   return {};
 }
@@ -391,15 +398,30 @@ const internal::Implementation& decode_implementation() {
       "decode",
       DeviceKind::kCuda,
       "few queries over many keys at the speed of memory, sm_80 and later: fp16, bf16; one in fp32",
-      internal::FeatureSet{
-          Feature::kForward,       Feature::kFp16,           Feature::kBf16,
-          Feature::kFp32,          Feature::kTf32,           Feature::kCausal,
-          Feature::kWindow,        Feature::kBesideDiagonal, Feature::kChunk,
-          Feature::kSoftcap,       Feature::kGroupedQuery,   Feature::kUnequalHeadDims,
-          Feature::kDeterministic, TensorRole::kLse,         TensorRole::kAlibiSlopes,
-          TensorRole::kSinks,      TensorRole::kCuSeqlensQ,  TensorRole::kSeqUsedQ,
-          TensorRole::kSeqUsedK,   TensorRole::kBlockTable,  TensorRole::kCacheBatchIdx,
-          TensorRole::kLeftPadK},
+      internal::FeatureSet{Feature::kForward,
+                           Feature::kFp16,
+                           Feature::kBf16,
+                           Feature::kFp32,
+                           Feature::kTf32,
+                           Feature::kCausal,
+                           Feature::kWindow,
+                           Feature::kBesideDiagonal,
+                           Feature::kChunk,
+                           Feature::kBoolMask,
+                           Feature::kAdditiveMask,
+                           Feature::kSoftcap,
+                           Feature::kGroupedQuery,
+                           Feature::kUnequalHeadDims,
+                           Feature::kDeterministic,
+                           TensorRole::kLse,
+                           TensorRole::kAlibiSlopes,
+                           TensorRole::kSinks,
+                           TensorRole::kCuSeqlensQ,
+                           TensorRole::kSeqUsedQ,
+                           TensorRole::kSeqUsedK,
+                           TensorRole::kBlockTable,
+                           TensorRole::kCacheBatchIdx,
+                           TensorRole::kLeftPadK},
       make_plan,
       runs_on};
   return implementation;

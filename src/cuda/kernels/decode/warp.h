@@ -11,13 +11,25 @@
 
 namespace flashlab::device {
 
+/// What a warp keeps of a mask tensor. A base, so that it is nothing without one.
+template <class Config, bool kMasked>
+struct DecodeMask {
+  using Tiles = DecodeTiles<Config>;
+  Int64 mask_begins[Tiles::kBlocks][2];  // of rows g, g + 8: key 0's element
+  typename MaskRows<Config>::Pair rM[Tiles::kBlocks][Tiles::kStepBlocks][2];  // of the current step
+};
+template <class Config>
+struct DecodeMask<Config, false> {};
+
 /// g = lane / 4, t = lane % 4. Rows are positions of the heads that share a key head: row =
 /// position * group + member.
 template <class Config>
-struct DecodeWarp {
+struct DecodeWarp : DecodeMask<Config, Config::kMask != MaskTensor::kNone> {
   using Tiles = DecodeTiles<Config>;
   static constexpr Element kElement = Config::kElement;
   static constexpr int kBlocks = Tiles::kBlocks, kStepBlocks = Tiles::kStepBlocks;
+  static constexpr bool kMasked = Config::kMask != MaskTensor::kNone;
+  using Mask = MaskRows<Config>;
 
   unsigned rQ[kBlocks][larger(Tiles::kQuerySteps, 1)][4];  // left operands
   float rO[kBlocks][Tiles::kDimBlocks][4];   // rows g, g + 8; features 2t, 2t + 1 of a block
@@ -49,6 +61,10 @@ struct DecodeWarp {
         if constexpr (Config::kAlibi) {
           slopes[m][half] = HeadSlope<Config>(args.call.slopes, segment.sequence, head,
                                               args.call.score.slope_unit);
+        }
+        if constexpr (kMasked) {
+          this->mask_begins[m][half] =
+              Mask(args.call.mask, segment.sequence, head).index(segment.position(known), 0);
         }
       }
 #pragma unroll
@@ -88,6 +104,29 @@ struct DecodeWarp {
     return Config::kWarpgroups || first_row < rows;
   }
 
+  /// Asks for the mask's elements of a step, while its keys are on their way. Those of keys behind
+  /// the last one are not read.
+  __device__ void read_mask(const DecodeArguments& args, const DecodeSegment<Config>& segment,
+                            int first_key) {
+    if constexpr (kMasked) {
+      const Mask mask(args.call.mask, 0, 0);
+      const int key = first_key + static_cast<int>(threadIdx.x) % 4 * 2;
+      const int end = segment.of.seqlen_k;
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int n = 0; n < kStepBlocks; ++n) {
+            const int at = key + 8 * n;
+            this->rM[m][n][half] =
+                mask.pair(this->mask_begins[m][half] + at, at < end, at + 1 < end);
+          }
+        }
+      }
+    }
+  }
+
   /// The keys from `first_key` of the sequence on, which lie in a place at this lane's addresses.
   /// `all_seen`: by every row.
   __device__ void step(const DecodeArguments& args, const DecodeSegment<Config>& segment,
@@ -98,7 +137,7 @@ struct DecodeWarp {
     } else {
       scores(keys, kept_q);
     }
-    if constexpr (kTransformedScores<Config>) transform(args, segment, first_key);
+    if constexpr (kTransformedScores<Config> || kMasked) transform(args, segment, first_key);
     if (!all_seen) hide(args, segment, first_key);
     exponentials();
     if (statistics.out_of_range()) {
@@ -234,7 +273,7 @@ struct DecodeWarp {
     return segment.position(smaller(row, rows - 1));
   }
 
-  /// Softcap and ALiBi.
+  /// Softcap, ALiBi and the mask.
   __device__ void transform(const DecodeArguments& args, const DecodeSegment<Config>& segment,
                             int first_key) {
     const int key = first_key + static_cast<int>(threadIdx.x) % 4 * 2;
@@ -251,6 +290,10 @@ struct DecodeWarp {
             float& score = rS[m][n][2 * half + i];
             score = slopes[m][half].apply(value_of<Config>(args.call.score, score),
                                           distance + static_cast<float>(8 * n + i));
+            if constexpr (kMasked) {
+              const unsigned element = this->rM[m][n][half].bits(i);
+              if (!Mask::reveal(score, element, args.call.score.slope_unit)) score = kMinusInfinity;
+            }
           }
         }
       }

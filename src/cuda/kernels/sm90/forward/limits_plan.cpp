@@ -73,10 +73,13 @@ bool has_mask_of_pairs_alone(const Problem& problem, const Geometry& g) {
 // tiles of 64 rows. What it lacks is served here, and a deterministic choice looks at what a
 // sequence has alone.
 Status check_worth_of_cache(const Problem& problem, const Geometry& g) {
-  if (problem.mask || g.dropout > 0) return {};
-  const bool sure = problem.options.deterministic;
   const std::int64_t sequences = std::max<std::int64_t>(g.batch, 1);
   const std::int64_t queries = g.ragged_q ? g.seqlen_q / sequences : g.seqlen_q;
+  // 'decode' has no dropout, and masks of few queries that have an element for every key.
+  const bool mask_of_decode =
+      queries <= kFewQueriesOfLengths && call_form(problem) != CallForm::kGeneral;
+  if (g.dropout > 0 || (problem.mask && !mask_of_decode)) return {};
+  const bool sure = problem.options.deterministic;
   const std::int64_t rows = queries * g.group();
   const std::int64_t tiles =
       (sure ? 1 : sequences) * g.heads_k * divide_up(rows, std::int64_t{kWarpgroupRows});

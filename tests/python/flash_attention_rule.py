@@ -108,6 +108,10 @@ class Workers:
         # A server that has imported everything forks workers: dozens of them start in a second.
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["flash_attention_math"])
+        # The server finds it by the environment alone: before Python 3.13 it has no other path.
+        here = os.path.dirname(os.path.abspath(__file__))
+        known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, known)])
         self.gpus = gpus_of(arguments)
         self.started = 0
         self.busy = {}    # pipe -> (process, task or None while it starts, since)

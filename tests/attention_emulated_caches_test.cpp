@@ -279,6 +279,38 @@ TEST_P(AttentionEmulatedPages, LengthsAreReadBackWhereAsked) {
   unsetenv("FLASHLAB_CHECK_SEQUENCES");
 }
 
+// A mask of two queries, before sequences of one and of three.
+TEST(AttentionEmulatedCaches, ASequenceLongerThanItsMaskIsNaN) {
+  constexpr std::int64_t kRows = 4, kDim = 64, kKeys = 48;
+  for (const bool boxes : {false, true}) {
+    emulated::Kernels kernels;
+    use_gpu({.copy_engine = boxes, .kernels = &kernels});
+    const Context context = emulated_context();
+    const auto memory = emulated_memory();
+    std::mt19937 random(1);
+    const std::vector<int> lengths{40, 33}, offsets{0, 1, kRows};
+    const std::vector<unsigned char> all(2 * kKeys, 1);
+    ForwardTensors tensors;
+    tensors.q = filled(*memory, random, DType::kBf16, {kRows, 2, kDim});
+    tensors.k = filled(*memory, random, DType::kBf16, {2, kKeys, 1, kDim});
+    tensors.v = filled(*memory, random, DType::kBf16, {2, kKeys, 1, kDim});
+    tensors.seqused_k = filled(*memory, random, DType::kInt32, {2}, lengths.data());
+    tensors.cu_seqlens_q = filled(*memory, random, DType::kInt32, {3}, offsets.data());
+    tensors.mask = filled(*memory, random, DType::kBool, {1, 1, 2, kKeys}, all.data());
+    tensors.o = filled(*memory, random, DType::kFp32, {kRows, 2, kDim});
+    const auto made = plan(context, describe(tensors, {.implementation = "decode"}));
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    ASSERT_TRUE(prepare(context, *made).ok());
+    const std::size_t bytes = workspace_bytes(*made);
+    const Workspace workspace{*memory->allocate(bytes), bytes};
+    ASSERT_TRUE(forward(context, {}, *made, tensors, workspace).ok());
+    const auto* o = static_cast<const float*>(tensors.o.data);
+    for (std::int64_t i = 0; i < kRows * 2 * kDim; ++i) {
+      EXPECT_EQ(std::isnan(o[i]), i >= 2 * kDim) << i;
+    }
+  }
+}
+
 // Where each part of a tile has a place of its own, offsets that decrease may claim more places
 // than there are: nothing outside of the workspace is written, and the next call is right.
 TEST(AttentionEmulatedCaches, DecreasingOffsetsStayInsideTheWorkspace) {

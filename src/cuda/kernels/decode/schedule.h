@@ -44,7 +44,7 @@ struct DecodeSequence {
   int first_q = 0;      ///< its first row of q, o and lse
   int padding = 0;      ///< rows of its cache before its first key
   int entry = 0;        ///< of k and v, without pages
-  bool wrong = false;   ///< a length or an entry outside of the cache
+  bool wrong = false;   ///< a length or an entry outside of the cache, or of the mask
   KeyRange seen{0, 0};  ///< keys that any of its queries sees
 
   DecodeSequence() = default;
@@ -68,6 +68,9 @@ struct DecodeSequence {
     wrong = padding < 0 || padding > end || end > rows_k ||
             (cache.table == nullptr &&
              static_cast<unsigned>(entry) >= static_cast<unsigned>(cache.entry_count));
+    if constexpr (Config::kMask != MaskTensor::kNone) {  // it ends before the sequence does
+      wrong = wrong || seqlen_q > q.most || end - padding > k.most;
+    }
     if (wrong) padding = end = 0;
     seqlen_k = end - padding;
     seen = keys_seen_by_any<Config>(shape(args), 0, seqlen_q - 1);

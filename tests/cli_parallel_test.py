@@ -412,6 +412,15 @@ class Bench(unittest.TestCase):
             self.assertLess(rows[mode]["bytes"]["gradient"],
                             0.6 * rows["flat"]["bytes"]["gradient"])
 
+    def test_a_row_of_every_bucket_size(self):
+        got = launch(2, "bench", "parallel", "--batch", "4", "--context", "64", "--repeats", "1",
+                     "--warmup", "0", "--parallel", "naive,bucket", "--bucket", "1KB,all",
+                     "--json", "-")
+        self.assertEqual(got.returncode, 0, got.stderr)
+        rows = json.loads(got.stdout)["rows"]
+        self.assertEqual([(row["mode"], row.get("bucket_bytes")) for row in rows],
+                         [("naive", None), ("bucket", 1000), ("bucket", 2 ** 63 - 1)])
+
     def test_pytorch_is_rows_behind_the_modes(self):
         with tempfile.TemporaryDirectory() as folder:
             # Stands for Python: answers by the protocol of bench/peers/torch_parallel.py.

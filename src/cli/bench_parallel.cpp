@@ -36,12 +36,17 @@ std::string words_of_mode(const train::ParallelOptions& parallel) {
 std::vector<train::ParallelOptions> parallel_modes_of(const Arguments& arguments) {
   std::vector<std::string> names = arguments.list("--parallel");
   if (names.empty()) names = train::parallel_mode_names();
-  const std::string bucket = arguments.value("--bucket").value_or("25MB");
+  std::vector<std::string> buckets = arguments.list("--bucket");
+  if (buckets.empty()) buckets = {"25MB"};
+  const bool narrow = arguments.value("--wire") == "bf16";
   std::vector<train::ParallelOptions> out;
   for (const std::string& name : names) {
-    out.push_back({*train::parse_parallel_mode(name),
-                   bucket == "all" ? INT64_MAX : parse_bytes("--bucket", bucket),
-                   arguments.value("--wire") == "bf16"});
+    const train::ParallelMode mode = *train::parse_parallel_mode(name);
+    for (const std::string& bucket : buckets) {
+      const std::int64_t bytes = bucket == "all" ? INT64_MAX : parse_bytes("--bucket", bucket);
+      out.push_back({mode, bytes, narrow});
+      if (!has_buckets(mode)) break;
+    }
   }
   return out;
 }
@@ -259,10 +264,12 @@ int run_bench_parallel(const Arguments& arguments) {
   Json out = head_of_rows(context, ranks, model->name, options, counts, table);
   if (torch != nullptr) out["torch"] = torch->words();
   // After each mode, so that an interruption loses no more than the mode it stops; a pipe has one.
-  const auto with_peer = [&](const train::ParallelOptions& mode) {
-    return torch != nullptr && !torch_way(mode.mode).empty();
-  };
-  const auto all = modes.size() + static_cast<std::size_t>(std::ranges::count_if(modes, with_peer));
+  std::vector<train::ParallelMode> with_peer;  // once, of however many buckets
+  for (const train::ParallelOptions& each : modes) {
+    if (torch == nullptr || torch_way(each.mode).empty()) continue;
+    if (std::ranges::count(with_peer, each.mode) == 0) with_peer.push_back(each.mode);
+  }
+  const auto all = modes.size() + with_peer.size();
   const auto keep = [&](Json row) {
     out["rows"].push_back(std::move(row));
     const bool last = out["rows"].size() == all;
@@ -281,15 +288,14 @@ int run_bench_parallel(const Arguments& arguments) {
     }
     if (!times.ok()) fail_among(ranks, times.status());
     if (prints) print_mode(mode, *times, table);
-    ours[to_string(mode.mode)] = times->step_ms;
+    ours.emplace(to_string(mode.mode), times->step_ms);  // of the first bucket
     keep(row_of_mode(mode, *times, table));
   }
-  for (const train::ParallelOptions& mode : modes) {
-    if (!with_peer(mode)) continue;
-    const std::string way = torch_way(mode.mode);
+  for (const train::ParallelMode mode : with_peer) {
+    const std::string way = torch_way(mode);
     const auto times = torch->time(way, *model, options, counts.warmup, counts.repeats);
-    Json row = row_of_torch("torch." + way, times, table, ours[to_string(mode.mode)]);
-    if (prints) print_torch(row, to_string(mode.mode));
+    Json row = row_of_torch("torch." + way, times, table, ours[to_string(mode)]);
+    if (prints) print_torch(row, to_string(mode));
     keep(std::move(row));
   }
   if (prints) {

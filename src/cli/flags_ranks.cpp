@@ -68,8 +68,11 @@ std::vector<FlagSpec> flags_of_ranks() {
       {"--json", "", "FILE", kFile, kBenchParallel, kResults,
        "the rows by the schema flashlab.bench-parallel/1; - is stdout, and nothing else goes "
        "there"},
-      {"--bucket", "", "BYTES", kValue, kRewrites, kRanks,
+      {"--bucket", "", "BYTES", kValue, kRewrites & ~kBenchParallel, kRanks,
        "gradients that are added together, 1KB to all (default 25MB)"},
+      {"--bucket", "", "BYTES[,BYTES]", kList, kBenchParallel, kRanks,
+       "gradients that are added together, 1KB to all: a row each of every mode that has buckets "
+       "(default 25MB)"},
       {"--wire", "", "TYPE", kValue, kRewrites, kRanks,
        "how gradients travel: fp32 (as they are), bf16 (rounded, and their fp32 sums once more: "
        "half "
@@ -153,8 +156,8 @@ std::vector<CommandSpec> commands_of_ranks() {
        "memory of a rank by role. On GPUs a step is one graph, and one GPU alone on its part "
        "of the batch stands beside.",
        {{"flashlab launch -n 2 bench parallel", "every mode on two ranks"},
-        {"flashlab launch -n 2 bench parallel --parallel bucket --bucket 1MB --batch 32",
-         "one of them"},
+        {"flashlab launch -n 2 bench parallel --parallel bucket --bucket 1MB,25MB,all",
+         "one of them, by size of its buckets"},
         {"flashlab launch -n 2 bench parallel --device cuda --size large --batch-per-rank 16 "
          "--context 512 --precision bf16 --peers torch",
          "on two GPUs, beside PyTorch"}},

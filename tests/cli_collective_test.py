@@ -52,6 +52,11 @@ class OnGpus(unittest.TestCase):
         _, rows = rows_of("--operation", "reduce-scatter", "--transport", "copies")
         self.assertRegex(rows[0]["plan"], r"^\d+ calls a sample, by copies, our sums$")
 
+    def test_mpi_is_no_peer_of_gpus(self):
+        got = bench("--peers", "mpi")
+        self.assertEqual(got.returncode, 2)
+        self.assertIn("mpi on GPUs", got.stderr)
+
     def test_without_peer_access_the_table_says_why(self):
         _, rows = rows_of("--operation", "all-gather", "--transport", "copies", FAKE_NO_PEERS="1")
         self.assertEqual(rows[0]["status"], "unsupported")

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Several ranks by the command line: launch, bench collective, and how they end."""
 
+import ctypes.util
 import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +40,43 @@ def is_running(pid):
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+class Peers(unittest.TestCase):
+    """bench collective --peers mpi: OpenMPI's own, in processes that its mpirun starts."""
+
+    def rows(self, *words, **options):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "rows.json")
+            got = launch(2, *BENCH, "--peers", "mpi", "--python", sys.executable, "--timeout", "60",
+                         "--json", path, *words, **options)
+            self.assertEqual(got.returncode, 0, got.stderr)
+            with open(path, encoding="utf-8") as file:
+                return [row for row in json.load(file)["results"]
+                        if row["implementation"].startswith("mpi")]
+
+    def test_every_operation_beside_ours(self):
+        if shutil.which("mpirun") is None or ctypes.util.find_library("mpi") is None:
+            self.skipTest("skipped: no OpenMPI")
+        rows = self.rows()
+        self.assertEqual([row["status"] for row in rows], ["ok"] * 10, rows)
+        for row in rows:
+            self.assertGreater(row["median_ms"], 0)
+            self.assertIn("Open MPI", row["plan"])
+        for row in self.rows("--operation", "all-reduce", "--dtype", "bf16"):
+            self.assertEqual(row["status"], "unsupported")
+            self.assertIn("bf16 is no type of MPI", row["message"])
+
+    def test_without_mpirun_the_row_says_so(self):
+        rows = self.rows("--operation", "broadcast", env={**os.environ, "PATH": "/nowhere"})
+        self.assertEqual([row["status"] for row in rows], ["unsupported"] * 2)
+        self.assertIn("no mpirun in PATH", rows[0]["message"])
+        self.assertIn("openmpi-bin", rows[0]["message"])
+
+    def test_an_unknown_peer_is_refused(self):
+        got = run("bench", "collective", "--device", "cpu", "--peers", "mpich")
+        self.assertEqual(got.returncode, 2)
+        self.assertIn("mpi", got.stderr)
 
 
 class Launch(unittest.TestCase):

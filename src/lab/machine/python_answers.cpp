@@ -32,7 +32,7 @@ Result<std::unique_ptr<PythonAnswers>> PythonAnswers::start(
   const auto json = base::read_json<nlohmann::json>(*ready);
   if (!json.is_object() || !json.contains("ready") || !json["ready"].is_string()) {
     return Status::unsupported(
-        {options.python, ready->substr(0, 200), "a Python with PyTorch", ""});
+        {options.python, ready->substr(0, 200), fmt::format("a Python with {}", options.what), ""});
   }
   out->words_ = json["ready"].get<std::string>();
   out->ready_ = std::move(*ready);
@@ -63,11 +63,14 @@ Result<std::string> PythonAnswers::answer() {
                                                     options_.silence_s, options_.silence_flag)
                                       : "ended by " + child_->how_it_ended();
     child_->kill();
+    std::string remedy(options_.remedy);
+    if (remedy.empty()) {
+      remedy = fmt::format("{} -m pip install torch, or name another Python with --python",
+                           options_.python);
+    }
     return Status::unsupported({fmt::format("{} {}", options_.python, why),
-                                fmt::format("{}", fmt::join(notes_, " | ")), "PyTorch",
-                                fmt::format("{} -m pip install torch, or name another Python with "
-                                            "--python",
-                                            options_.python)});
+                                fmt::format("{}", fmt::join(notes_, " | ")),
+                                std::string(options_.what), std::move(remedy)});
   }
   std::string out = std::move(lines_.front());
   lines_.erase(lines_.begin());

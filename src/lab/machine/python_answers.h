@@ -17,7 +17,9 @@ struct PeerPython {
   double silence_s = 300;                       ///< no answer for this long: it hangs
   std::string_view silence_flag = "--timeout";  ///< what says so, for messages
   const std::atomic<bool>* cancel = nullptr;
-  int look_ms = 50;  ///< an answer may be seen so much later
+  int look_ms = 50;                   ///< an answer may be seen so much later
+  std::string_view what = "PyTorch";  ///< what the text needs, for messages
+  std::string_view remedy = {};       ///< where it is missing; empty: PyTorch's
 };
 
 class PythonAnswers {

@@ -129,9 +129,9 @@ std::string way_of(const CollectiveProblem& problem, const runtime::Communicator
   return fmt::format("by {}, {} sums", way, way == "nccl" ? "its own" : "our");
 }
 
-Result<CollectiveTimes> time_torch(TorchCollectives& torch, const CollectiveProblem& problem,
-                                   bool graph, const MeasureOptions& options) {
-  const auto ms = torch.time(problem, graph, options);
+Result<CollectiveTimes> time_peer(PeerCollectives& peer, const CollectiveProblem& problem,
+                                  bool graph, const MeasureOptions& options) {
+  const auto ms = peer.time(problem, graph, options);
   if (!ms.ok()) return ms.status();
   CollectiveTimes out;
   out.ms = {*ms};
@@ -163,18 +163,16 @@ std::vector<Measurement> bench_together(const Context& context, const Labels& la
       if (!control.failure().ok()) return out;
     }
   }
-  if (!session.has_torch()) return out;
-  Measurement& result = out.emplace_back(
-      empty_result(labels, context.device(),
-                   session.torch() != nullptr ? session.torch()->name() : std::string("torch")));
-  if (session.torch() == nullptr) {
-    result.set_failure(session.torch_status());
-    return out;
+  for (const CollectiveSession::Peer& each : session.peers()) {
+    Measurement& result = out.emplace_back(empty_result(labels, context.device(), each.name));
+    if (each.peer == nullptr) {
+      result.set_failure(each.status);
+      continue;
+    }
+    set_result(problem, time_peer(*each.peer, problem, each.graph, options.measure), result);
+    result[kMeanRankMs] = std::nullopt;
+    result.plan = each.peer->words();
   }
-  set_result(problem, time_torch(*session.torch(), problem, session.torch_graph(), options.measure),
-             result);
-  result[kMeanRankMs] = std::nullopt;
-  result.plan = session.torch()->words();
   return out;
 }
 
@@ -205,7 +203,7 @@ std::vector<std::string> transport_names() {
 }
 
 std::vector<std::string> peer_names() {
-  return {"torch"};
+  return {"torch", "mpi"};
 }
 
 std::vector<std::string> beside_names() {
@@ -224,7 +222,9 @@ constexpr ProblemFlag kSettings[] = {
     {"--enqueue", "", "HOW[,HOW]", "",
      "on a GPU: calls replayed from a graph, or one by one (default graph)", enqueue_names},
     {"--peers", "", "NAME[,NAME]", "",
-     "torch: PyTorch's collectives beside ours, over gloo or NCCL, in the same run", peer_names},
+     "beside ours in the same run: torch, PyTorch's over gloo or NCCL; mpi, OpenMPI's own on "
+     "processors",
+     peer_names},
     {"--beside", "", "WHAT", "",
      "product: products of 8192^3 in bf16 without pause on the same GPUs, and what they and the "
      "calls lose to each other; auto is then what a training step takes",
@@ -252,6 +252,8 @@ constexpr std::pair<std::string_view, std::string_view> kExamples[] = {
      "small and large, of two and four"},
     {"flashlab launch -n 2 bench collective --bytes 1MiB --json ranks.json",
      "the ranks that a launcher started"},
+    {"flashlab launch -n 2 bench collective --device cpu --operation all-reduce --peers torch,mpi",
+     "processors, beside gloo and MPI"},
     {"flashlab bench collective --device cuda --dtype bf16 --peers torch",
      "two GPUs, each way beside PyTorch's"},
     {"flashlab bench collective --device cuda --dtype bf16 --bytes 1GiB --beside product",

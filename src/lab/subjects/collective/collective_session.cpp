@@ -63,6 +63,29 @@ Status CollectiveSession::add(const std::string& name, const BenchOptions& optio
   return {};
 }
 
+Status CollectiveSession::add_peer(const std::string& name, Device device,
+                                   const BenchOptions& options) {
+  if (name == "mpi" && device.kind != DeviceKind::kCpu) {
+    return Status::invalid(
+        {"--peers", "mpi on GPUs", "torch", "choose --device cpu to measure beside MPI"});
+  }
+  const std::vector<std::string> set = options.setting("--python");
+  const std::string python = set.empty() ? "python3" : set.front();
+  auto peer = name == "mpi"
+                  ? PeerCollectives::start_mpi(python, options.group->rank(), options.group->size(),
+                                               options.timeout_s)
+                  : PeerCollectives::start_torch(python, to_string(device), options.timeout_s);
+  Peer out{.name = name, .peer = nullptr, .status = peer.status()};
+  if (peer.ok()) {
+    out.name = (*peer)->name();
+    out.peer = std::move(*peer);
+  }
+  const std::vector<std::string> ways = options.setting("--enqueue");
+  out.graph = ways.empty() || has(ways, "graph");
+  peers_.push_back(std::move(out));
+  return {};
+}
+
 Result<std::unique_ptr<BenchSession>> CollectiveSession::start(const Context& context,
                                                                const BenchOptions& options) {
   auto out = std::make_unique<CollectiveSession>();
@@ -88,15 +111,8 @@ Result<std::unique_ptr<BenchSession>> CollectiveSession::start(const Context& co
   for (const std::string& name : wanted) {
     if (Status status = out->add(name, options); !status.ok()) return status;
   }
-  out->asked_torch_ = has(options.setting("--peers"), "torch");
-  if (out->asked_torch_) {
-    const std::vector<std::string> python = options.setting("--python");
-    auto torch = TorchCollectives::start(python.empty() ? "python3" : python.front(),
-                                         to_string(context.device()), options.timeout_s);
-    out->torch_status_ = torch.status();
-    if (torch.ok()) out->torch_ = std::move(*torch);
-    const std::vector<std::string> ways = options.setting("--enqueue");
-    out->torch_graph_ = ways.empty() || has(ways, "graph");
+  for (const std::string& name : options.setting("--peers")) {
+    if (Status status = out->add_peer(name, context.device(), options); !status.ok()) return status;
   }
   return std::unique_ptr<BenchSession>(std::move(out));
 }

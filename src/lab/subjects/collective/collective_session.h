@@ -10,7 +10,7 @@
 #include "dist/gpus/transports.h"
 #include "lab/results/subject.h"
 #include "lab/subjects/collective/collective_ranks.h"
-#include "lab/subjects/collective/torch_collectives.h"
+#include "lab/subjects/collective/peer_collectives.h"
 #include "runtime/cuda/device.h"
 
 namespace flashlab::lab {
@@ -32,26 +32,30 @@ class CollectiveSession final : public BenchSession {
   static Result<std::unique_ptr<BenchSession>> start(const Context& context,
                                                      const BenchOptions& options);
 
-  std::size_t results() const override { return transports_.size() + (asked_torch_ ? 1 : 0); }
+  /// A peer that was asked for, or why it is not to be had.
+  struct Peer {
+    std::string name;
+    std::unique_ptr<PeerCollectives> peer;
+    Status status;
+    bool graph = false;
+  };
+
+  std::size_t results() const override { return transports_.size() + peers_.size(); }
   const std::vector<Transport>& transports() const { return transports_; }
-  TorchCollectives* torch() const { return torch_.get(); }
-  const Status& torch_status() const { return torch_status_; }
-  bool has_torch() const { return asked_torch_; }
-  bool torch_graph() const { return torch_graph_; }
+  const std::vector<Peer>& peers() const { return peers_; }
   /// null: processors.
   cuda::GpuDevice* gpu() const { return gpu_; }
 
  private:
   Status open_gpu(const Context& context, const BenchOptions& options);
   Status add(const std::string& name, const BenchOptions& options);
+  Status add_peer(const std::string& name, Device device, const BenchOptions& options);
 
   cuda::GpuDevice* gpu_ = nullptr;
   dist::GpuTransports between_;  ///< GPUs
   std::unique_ptr<runtime::Communicator> mpi_;
   std::vector<Transport> transports_;
-  std::unique_ptr<TorchCollectives> torch_;
-  Status torch_status_;
-  bool asked_torch_ = false, torch_graph_ = true;
+  std::vector<Peer> peers_;
 };
 
 /// Those of the device, the usual first: "auto", "nccl", "copies"; "shared", "mpi".

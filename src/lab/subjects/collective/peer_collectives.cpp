@@ -1,4 +1,4 @@
-#include "lab/subjects/collective/torch_collectives.h"
+#include "lab/subjects/collective/peer_collectives.h"
 
 #include <fmt/format.h>
 
@@ -16,15 +16,16 @@ constexpr double kMostSeconds = 5;  // of a row, as of ours
 
 }  // namespace
 
-Result<std::unique_ptr<TorchCollectives>> TorchCollectives::start(const std::string& python,
-                                                                  const std::string& device,
-                                                                  double silence_s) {
+Result<std::unique_ptr<PeerCollectives>> PeerCollectives::start_torch(const std::string& python,
+                                                                      const std::string& device,
+                                                                      double silence_s) {
   auto started =
       PythonAnswers::start({.python = python, .silence_s = silence_s, .look_ms = kReadMs},
                            torch_collectives_text(), {"--requests", "--device", device});
   if (!started.ok()) return started.status();
-  std::unique_ptr<TorchCollectives> out(new TorchCollectives);
+  std::unique_ptr<PeerCollectives> out(new PeerCollectives);
   out->python_ = std::move(*started);
+  out->words_ = out->python_->words();
   const Json json = base::read_json<Json>(out->python_->ready());
   if (!json.contains("backend")) {
     return Status::unsupported(
@@ -34,8 +35,28 @@ Result<std::unique_ptr<TorchCollectives>> TorchCollectives::start(const std::str
   return out;
 }
 
-Result<std::vector<double>> TorchCollectives::time(const CollectiveProblem& problem, bool graph,
-                                                   const MeasureOptions& options) {
+Result<std::unique_ptr<PeerCollectives>> PeerCollectives::start_mpi(const std::string& python,
+                                                                    int rank, int ranks,
+                                                                    double silence_s) {
+  std::unique_ptr<PeerCollectives> out(new PeerCollectives);
+  out->name_ = "mpi.own";
+  if (rank != 0) return out;
+  auto started = PythonAnswers::start({.python = python,
+                                       .silence_s = silence_s,
+                                       .look_ms = kReadMs,
+                                       .what = "OpenMPI's mpirun and library",
+                                       .remedy = "install OpenMPI (Debian: openmpi-bin)"},
+                                      mpi_collectives_text(),
+                                      {"--requests", "--ranks", std::to_string(ranks)});
+  if (!started.ok()) return started.status();
+  out->python_ = std::move(*started);
+  out->words_ = out->python_->words();
+  return out;
+}
+
+Result<std::vector<double>> PeerCollectives::time(const CollectiveProblem& problem, bool graph,
+                                                  const MeasureOptions& options) {
+  if (python_ == nullptr) return std::vector<double>();
   const Json request = {{"operation", runtime::to_string(problem.kind)},
                         {"bytes", problem.moved_bytes()},
                         {"dtype", to_string(problem.dtype)},

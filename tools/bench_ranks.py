@@ -27,7 +27,8 @@ def source(name, document, chinese):
     e = document["environment"]
     peer = f", {document['torch']}" if document.get("torch") else ""
     command = e["command"].split(" --json")[0]
-    command = "flashlab" + command[command.index(" "):]
+    ranks = document.get("ranks") or document["results"][0]["ranks"]
+    command = f"flashlab launch -n {ranks}" + command[command.index(" "):]
     where = f"[{'记录' if chinese else 'record'}](../bench/results/gpu/{name})"
     commit = ("提交 " if chinese else "commit ") + e["commit"][:12]
     return (f"{where}: {e['gpu']}, driver {e['driver']}{peer}, {e['date_utc'][:10]}, {commit}: "

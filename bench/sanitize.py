@@ -126,11 +126,11 @@ def merge(tool, program):
 def benched(tool, program, names, folder):
     problems = [(*each, ()) for each in PROBLEMS] if tool == "initcheck" else []
     problems += [(*each, ONLY_BACKWARD if tool == "racecheck" else ()) for each in LARGE]
-    for group, problem, options in problems:
+    for number, (group, problem, options) in enumerate(problems):
         chosen = ",".join(name for name in group.split(",") if name in names)
         if chosen:
             batch = [] if "--batch" in problem else ["--batch", "1"]
-            path = os.path.join(folder, f"{tool}-{chosen[:20]}-{len(problem)}.json")
+            path = os.path.join(folder, f"{tool}-{chosen[:20]}-{number}.json")
             yield Watched([program, "bench", "--device", "cuda", *batch, "--warmup", "1",
                            "--repeats", "1", "--implementation", chosen, *problem.split(),
                            "--json", path], path, options)

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import stat
 import subprocess
 import unittest
@@ -68,6 +69,14 @@ class ProfileStep(Folder):
             self.assertEqual({event["tid"] for event in sent}, {2})
             ledger = json.loads(self.read("p", "ledger.json"))
             self.assertIn("communication", json.dumps(ledger))
+        stream = re.compile("residual stream ([^;]+);")
+        at = SMALL.index("--batch")
+        model = SMALL[:at] + SMALL[at + 2:]
+        half, whole = (run(*ranks, "profile", "step", *model, "--memory", "--batch", batch,
+                           "--output", self.path("m"))
+                       for ranks, batch in ((["launch", "-n", "2"], "4"), ([], "2")))
+        self.assertEqual(stream.findall(half.stdout), stream.findall(whole.stdout))
+        self.assertTrue(stream.findall(half.stdout), half.stderr)
         done = run("profile", "step", *SMALL, "--parallel", "bucket", "--output", self.path("q"))
         self.assertEqual(done.returncode, 2)
         self.assertIn("this process is alone", done.stderr)

@@ -58,6 +58,18 @@ class Train(Folder):
             steps = [json.loads(line)["step"] for line in file if '"loss"' in line]
         self.assertEqual(steps, list(range(1, 25)))
 
+    def test_a_number_that_was_none_is_a_gap_in_the_resumed_curve(self):
+        folder = self.path("gap")
+        self.train(*TINY, "--steps", "4", "--save-every", "2", "--output", folder)
+        subprocess.run(["rm", "-r", os.path.join(folder, "step-4")], check=True)
+        log = os.path.join(folder, "log.jsonl")
+        lines = [json.loads(line) for line in read(log).splitlines()]
+        lines[0]["loss"] = None
+        with open(log, "w", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+        self.train("--resume", folder)
+        self.assertIn("<svg", read(os.path.join(folder, "loss.svg")).decode())
+
     def test_a_resumed_run_in_fp16_keeps_its_loss_scale(self):
         whole, halves = self.path("whole"), self.path("halves")
         arguments = [*TINY, "--precision", "fp16", "--steps", "24", "--save-every", "10"]

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -196,18 +197,38 @@ TEST(CpuForwardPlan, RunsRepeatBitForBit) {
 }
 
 // A row's powers are taken beside the products of other rows where a tile has some: 5 rows have
-// none beside them, 53 have whole strips and a rest. 582 keys are no whole pairs of vectors.
+// none beside them, 48 are whole strips, 53 whole strips and a rest. 582 keys are no whole pairs of
+// vectors.
 TEST(CpuForwardPlan, ARowsBitsDependOnNoOtherRow) {
-  auto context = Context::create({.threads = 1});
-  ASSERT_TRUE(context.ok());
-  for (const DType dtype : {DType::kFp32, DType::kBf16}) {
-    for (const std::int64_t dim : {32, 64, 80}) {
-      Call few({1, 5, 582, 1, 1, dim}, dtype), many({1, 53, 582, 1, 1, dim}, dtype);
-      ASSERT_TRUE(forward(*context, {}, few.tensors()).ok());
-      ASSERT_TRUE(forward(*context, {}, many.tensors()).ok());
-      const auto bytes = static_cast<std::size_t>(5 * dim) * size_of(dtype);
-      EXPECT_EQ(std::memcmp(few.o.data(), many.o.data(), bytes), 0) << to_string(dtype) << dim;
-      EXPECT_EQ(std::memcmp(few.lse.data(), many.lse.data(), 5 * sizeof(float)), 0);
+  struct Rows {
+    std::int64_t all, first;  // of the five
+    Causal causal = Causal::kNone;
+  };
+  const Rows kRows[] = {{53, 0}, {48, 43}, {48, 43, Causal::kBottomRight}};
+  for (const CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kNeon, CpuIsa::kAvx2, CpuIsa::kAvx512,
+                           CpuIsa::kAvx512Bf16, CpuIsa::kAmx}) {
+    if (!supported(isa)) continue;
+    auto context = Context::create({.threads = 1, .cpu_isa = isa});
+    ASSERT_TRUE(context.ok());
+    for (const DType dtype : {DType::kFp32, DType::kBf16}) {
+      for (const std::int64_t dim : {32, 64, 72, 80, 128}) {
+        for (const Rows& rows : kRows) {
+          Call few({1, 5, 582, 1, 1, dim}, dtype), many({1, rows.all, 582, 1, 1, dim}, dtype);
+          const std::size_t size = static_cast<std::size_t>(dim) * size_of(dtype);
+          const auto row = [&](std::vector<std::uint32_t>& of, std::int64_t index) {
+            return reinterpret_cast<std::byte*>(of.data()) + static_cast<std::size_t>(index) * size;
+          };
+          std::memcpy(few.q.data(), row(many.q, rows.first), 5 * size);
+          const Options options{.causal = rows.causal};
+          ASSERT_TRUE(forward(*context, {}, few.tensors(), options).ok());
+          ASSERT_TRUE(forward(*context, {}, many.tensors(), options).ok());
+          const std::string what = std::string(to_string(isa)) + " " + to_string(dtype) + " d " +
+                                   std::to_string(dim) + " of " + std::to_string(rows.all);
+          EXPECT_EQ(std::memcmp(few.o.data(), row(many.o, rows.first), 5 * size), 0) << what;
+          EXPECT_EQ(std::memcmp(few.lse.data(), many.lse.data() + rows.first, 5 * sizeof(float)), 0)
+              << what;
+        }
+      }
     }
   }
 }

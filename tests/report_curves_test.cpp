@@ -72,6 +72,8 @@ TEST(ReportCurves, AxesHaveAtMostEightRoundTicks) {
       }
     }
   }
+  // Neighbours among numbers so large that adding 1 changes nothing.
+  EXPECT_LE(linear_axis({.low = 1e20, .high = 1e20 + 32768}).ticks.size(), 8u);
   const AxisRange steps = linear_axis({.low = 1, .high = 300, .tight = true});
   EXPECT_EQ(steps.ticks.front().label, "50");
   EXPECT_EQ(steps.ticks.back().label, "300");
@@ -131,6 +133,18 @@ TEST(ReportCurves, NumbersThatAreNoneAreLeftOut) {
   EXPECT_THAT(drawn_as_text(chart, 80), IsEmpty());
 }
 
+TEST(ReportCurves, AShortRunHasWholeSteps) {
+  for (const int count : {1, 2, 3, 5}) {
+    CurveChart chart = of_run(count);
+    chart.curves.resize(1);
+    const std::string svg = render(chart, SvgUse::kFile);
+    for (int step = 1; step <= count; ++step) {
+      EXPECT_THAT(svg, HasSubstr(">" + std::to_string(step) + "<")) << count;
+    }
+    EXPECT_THAT(svg, Not(HasSubstr(">1.5<"))) << count;
+  }
+}
+
 // A diverging step must not press every other one to the ground.
 TEST(ReportCurves, ASpikeEndsAtTheFrame) {
   CurveChart chart = of_run(5000);
@@ -148,6 +162,11 @@ TEST(ReportCurves, ATerminalGetsEightRowsAndAnAxis) {
   // It falls: the first row begins with dots, and the last one ends with them.
   EXPECT_LT(base::display_width(lines[0]), 40);
   EXPECT_GT(base::display_width(lines[7]), 60);
+  for (int columns = 30; columns < 130; ++columns) {
+    for (const std::string& line : drawn_as_text(of_run(100000), columns)) {
+      EXPECT_LE(base::display_width(line), columns) << line;
+    }
+  }
   EXPECT_THAT(drawn_as_text(of_run(300), 29), IsEmpty());
   EXPECT_THAT(drawn_as_text(of_run(9), 80), IsEmpty());
   EXPECT_THAT(drawn_as_text(of_run(10), 80), Not(IsEmpty()));

@@ -11,7 +11,6 @@ DDP's 25 MB; in bf16 DDP and ZeRO-1 work under autocast, FSDP2 by its policy, wh
 
 import contextlib
 import gc
-import json
 import os
 import statistics
 import sys
@@ -24,7 +23,7 @@ os.environ.update(NCCL_NVLS_ENABLE="0", TORCH_SYMM_MEM_DISABLE_MULTICAST="1",
 import torch  # noqa: E402  (after the variables)
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
-from torch_step import LOW, make_model  # noqa: E402
+from torch_step import LOW, failure, make_model, serve  # noqa: E402
 
 
 class WithLoss(nn.Module):
@@ -134,33 +133,24 @@ def answer(m, device):
     try:
         return measure(m, device)
     except Exception as error:  # pylint: disable=broad-except
-        text = " ".join(str(error).split())[:400]
-        memory = isinstance(error, torch.cuda.OutOfMemoryError)
-        return {"status": "oom" if memory else "error",
-                "message": f"{type(error).__name__}: {text}"}
+        return failure(error)
 
 
-def main():
-    # Libraries that print belong on stderr: stdout carries the answers and nothing else.
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def say(message):
-        out.write(json.dumps(message) + "\n")
-        out.flush()
-
-    device = torch.device(sys.argv[1])
-    said = f"torch {torch.__version__}"
+def meet(device):
+    """PyTorch's ranks find each other; what they are."""
+    words = f"torch {torch.__version__}"
     if device.type == "cuda":
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device)
-        said += ", NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
-    else:
-        torch.set_num_threads(int(os.environ.get("FLASHLAB_THREADS", "1")))
-        dist.init_process_group("gloo")
-    say({"ready": said})
-    for line in sys.stdin:
-        say(answer(json.loads(line), device))
+        return words + ", NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
+    torch.set_num_threads(int(os.environ.get("FLASHLAB_THREADS", "1")))
+    dist.init_process_group("gloo")
+    return words
+
+
+def main():
+    device = torch.device(sys.argv[1])
+    serve(lambda: meet(device), lambda m: answer(m, device))
     dist.destroy_process_group()
 
 

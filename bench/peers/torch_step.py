@@ -219,17 +219,23 @@ def measure(request, kept):
 
 
 def answer(request, kept):
+    if request.get("threads", 0) > 0:
+        torch.set_num_threads(request["threads"])
     try:
         return measure(request, kept)
     except Exception as error:  # pylint: disable=broad-except
-        text = " ".join(str(error).split())[:400]
-        memory = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or \
-            "out of memory" in text.lower() or "can't allocate memory" in text
-        return {"status": "oom" if memory else "error", "first_ms": None, "ms": [],
-                "message": f"{type(error).__name__}: {text}", "peak_bytes": None}
+        return {**failure(error), "first_ms": None, "ms": [], "peak_bytes": None}
 
 
-def main():
+def failure(error):
+    text = " ".join(str(error).split())[:400]
+    memory = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or \
+        "out of memory" in text.lower() or "can't allocate memory" in text
+    return {"status": "oom" if memory else "error", "message": f"{type(error).__name__}: {text}"}
+
+
+def serve(words, answers):
+    """One line of standard output for each of standard input, after a first one with words()."""
     # Libraries that print belong on stderr: stdout carries the answers and nothing else.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -238,13 +244,15 @@ def main():
         out.write(json.dumps(message) + "\n")
         out.flush()
 
-    say({"ready": f"Python {sys.version.split()[0]}, torch {torch.__version__}"})
-    kept = []  # the last request's Step
+    say({"ready": words()})
     for line in sys.stdin:
-        request = json.loads(line)
-        if request.get("threads", 0) > 0:
-            torch.set_num_threads(request["threads"])
-        say(answer(request, kept))
+        say(answers(json.loads(line)))
+
+
+def main():
+    kept = []  # the last request's Step
+    serve(lambda: f"Python {sys.version.split()[0]}, torch {torch.__version__}",
+          lambda request: answer(request, kept))
 
 
 if __name__ == "__main__":

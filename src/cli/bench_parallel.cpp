@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -181,12 +182,19 @@ void print_torch(const Json& row, const std::string& mode) {
 }
 
 std::unique_ptr<lab::TorchParallel> start_peer(const Arguments& arguments, const Context& context,
-                                               const train::Ranks& ranks) {
+                                               const train::Ranks& ranks,
+                                               const std::vector<train::ParallelOptions>& modes) {
   if (!arguments.has("--peers")) {
     if (!arguments.has("--python")) return nullptr;
     fail_usage(
         "--python has no effect without peers that run in Python; add --peers torch, or leave it "
         "out");
+  }
+  if (std::ranges::all_of(modes, [](const auto& mode) { return torch_way(mode.mode).empty(); })) {
+    fail_usage(
+        fmt::format("--peers torch has no effect beside --parallel {}, which PyTorch does "
+                    "not have; add bucket, zero1 or fsdp, or leave it out",
+                    base::join(arguments.list("--parallel"), ",")));
   }
   auto torch = lab::TorchParallel::start(
       {.python = arguments.value("--python").value_or("python3"),
@@ -246,7 +254,7 @@ int run_bench_parallel(const Arguments& arguments) {
       .repeats = static_cast<int>(whole(arguments, "--repeats", 10, 1, 100000))};
   const auto file = arguments.value("--json");
   const bool prints = ranks.leads() && file != "-";
-  const std::unique_ptr<lab::TorchParallel> torch = start_peer(arguments, context, ranks);
+  const std::unique_ptr<lab::TorchParallel> torch = start_peer(arguments, context, ranks, modes);
   Table table = {.tokens = static_cast<double>(options.batch * options.context)};
   if (prints) {
     print_line(fmt::format("bench parallel · {} · batch {} x {} ({} a rank) · {} · {} ranks · {}\n",

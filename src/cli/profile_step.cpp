@@ -53,7 +53,7 @@ train::ModelConfig with_context(train::ModelConfig model, std::int64_t context) 
 }
 
 std::int64_t residual_elements(const Request& request, const train::ModelConfig& model) {
-  return request.options.batch * model.context * model.width;
+  return request.options.batch / request.options.ranks * model.context * model.width;
 }
 
 std::int64_t detail_bytes(const Arguments& arguments, const profile::MemoryTimeline& timeline) {
@@ -290,12 +290,13 @@ int run_profile_step(const Arguments& arguments) {
   connect_gpus(started, context, {.beside_kernels = true});
   Request request = request_of(arguments, context.device().kind, &ranks);
   if (ranks.size() > 1) request.options.gpu = context.device().kind == DeviceKind::kCuda;
-  if (!ranks.leads()) return take_part(arguments, request, context, ranks);
   for (const std::int64_t tokens : request.contexts) {
     const train::StepPlan plan =
         plan_of(with_context(request.model, tokens), request.options, request.parallel);
-    if (const Status s = admit_step(context, plan); !s.ok()) fail(s);
+    const Status admitted = ranks.agree(admit_step(context, plan));
+    if (!admitted.ok()) fail_among(ranks, admitted);
   }
+  if (!ranks.leads()) return take_part(arguments, request, context, ranks);
   // A folder that cannot be made is told before anything runs.
   const fs::path parent = profile_folder(arguments);
   const bool quick = arguments.has("--quick");

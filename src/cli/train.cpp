@@ -115,7 +115,7 @@ class Progress final : public train::TrainObserver {
     return chart;
   }
 
-  // What an interrupted run had drawn already.
+  // What an interrupted run had drawn already. A number that was none stands as null in the log.
   void read_log(const fs::path& path) {
     const Result<std::string> text = train::read_file(path);
     if (!text.ok()) return;
@@ -124,15 +124,19 @@ class Progress final : public train::TrainObserver {
       const auto json = base::read_json(text->substr(at, end - at));
       at = end + 1;
       if (!json.is_object()) continue;
-      const double step = json.value("step", 0.0);
-      if (json.contains("validation_loss")) {
-        validations_.push_back({step, json.value("validation_loss", 0.0)});
-      } else if (json.contains("loss")) {
-        const double loss = json.value("loss", 0.0);
-        smooth_ = smooth_ ? 0.95 * *smooth_ + 0.05 * loss : loss;
-        losses_.push_back({step, loss});
-        rates_.push_back({step, json.value("learning_rate", 0.0)});
+      const auto number = [&](const char* name) -> std::optional<double> {
+        const auto found = json.find(name);
+        if (found == json.end() || !found->is_number()) return std::nullopt;
+        return found->get<double>();
+      };
+      const auto step = number("step");
+      if (!step) continue;
+      if (const auto loss = number("validation_loss")) validations_.push_back({*step, *loss});
+      if (const auto loss = number("loss")) {
+        smooth_ = smooth_ ? 0.95 * *smooth_ + 0.05 * *loss : *loss;
+        losses_.push_back({*step, *loss});
       }
+      if (const auto rate = number("learning_rate")) rates_.push_back({*step, *rate});
     }
   }
 
@@ -209,7 +213,7 @@ void print_header(const train::Trainer& trainer, const Context& context,
   }
 }
 
-// Of a resumed run what its folder says. Who cannot be read is refused when it is resumed.
+// Of a resumed run what its folder says. A folder that cannot be read is refused by the trainer.
 train::TrainConfig wanted_config(const Arguments& arguments) {
   const auto folder = arguments.value("--resume");
   if (!folder) return train_config_of(arguments);

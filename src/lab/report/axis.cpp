@@ -121,7 +121,8 @@ AxisRange linear_axis(const LinearRange& range) {
     high += half;
   }
   // Round ends may add a tick at each end, and all of them must fit.
-  const double least = (high - low) / std::max(1, range.most_ticks - (range.tight ? 1 : 2));
+  const double least = std::max(
+      range.least_step, (high - low) / std::max(1, range.most_ticks - (range.tight ? 1 : 2)));
   const double decade = std::pow(10.0, std::floor(std::log10(least)));
   double step = 10 * decade;
   for (const double candidate : {5.0, 2.0, 1.0}) {
@@ -131,7 +132,11 @@ AxisRange linear_axis(const LinearRange& range) {
   const double last = range.tight ? std::floor(high / step + 1e-9) : std::ceil(high / step - 1e-9);
   axis.low = range.tight ? low : first * step;
   axis.high = range.tight ? high : last * step;
-  for (double i = first; i <= last; ++i) axis.ticks.push_back({i * step, plain(i * step)});
+  // Counted by an integer: beyond 2^53 adding 1 to a double changes nothing.
+  for (int i = 0; i <= last - first; ++i) {
+    const double value = (first + i) * step;
+    axis.ticks.push_back({value, plain(value)});
+  }
   return axis;
 }
 

@@ -27,11 +27,13 @@ struct AxisRange {
 AxisRange nice_axis(Scale scale, double low, double high);
 
 /// A linear range that need not start at 0: [low, high] itself where `tight`, else with round ends
-/// around it; at most `most_ticks` round ticks lie in it. `low` and `high` are finite.
+/// around it; at most `most_ticks` round ticks lie in it, `least_step` or more from one to the
+/// next. `low` and `high` are finite.
 struct LinearRange {
   double low = 0, high = 1;
   bool tight = false;
   int most_ticks = 8;
+  double least_step = 0;
 };
 AxisRange linear_axis(const LinearRange& range);
 

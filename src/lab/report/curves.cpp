@@ -222,7 +222,8 @@ std::string render(const CurveChart& chart, SvgUse use) {
   CurveFrame frame;
   frame.top = 104;
   frame.bottom = frame.top + kCurveHeight;
-  frame.x = linear_axis({.low = range->first_step, .high = range->last_step, .tight = true});
+  frame.x = linear_axis(
+      {.low = range->first_step, .high = range->last_step, .tight = true, .least_step = 1});
   frame.y = linear_axis({.low = range->low, .high = range->high});
   svg.text(14, frame.top - 32, chart.y_label, "fl-muted");
   draw_axes(&svg, frame, chart);

@@ -267,7 +267,8 @@ class Coverage:
         for name in names:
             together.setdefault(cases.kernels_of(*cases.find(name)), []).append(
                 Task(self.file, name, "", False))
-        yield from together.values()
+        # Those first of which most cases need the same kernels.
+        yield from sorted(together.values(), key=len, reverse=True)
 
     def leave(self, task):
         """The next visit begins with it; what was to be run again or refused comes by itself."""

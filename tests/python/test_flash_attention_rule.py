@@ -234,6 +234,26 @@ class TheRuleItself(unittest.TestCase):
         self.assertFalse(result["ok"])
         self.assertIn("dk", result["what"])
 
+    def test_sums_in_fp32_are_allowed_where_the_formula_has_zero(self):
+        """Of one key P is 1: gradients of q and k are 0, in pt exactly."""
+        torch.manual_seed(5)
+        q, k, v = (torch.randn(1, rows, 2, 64).half().requires_grad_() for rows in (200, 1, 1))
+        given = maths.formula(q, k, v, False, True, with_lse=True)
+        g = torch.randn_like(q)
+        limits = maths.by_rounded_out(given, [q, k, v], given[0].half(), g)
+        dk, zero = limits[1].max().item(), torch.zeros_like(k)
+        self.assertTrue(0 < dk < 1e-3)
+        self.assertEqual(limits[2].max().item(), 0)
+
+        def judged(error):
+            one = torch.zeros_like(k)
+            one[0, 0, 1, 3] = error
+            return maths.judge([("dk", one, zero, zero)], cases.ROUNDING,
+                               lambda: {"dk": limits[1]})
+        self.assertIn("rounding of out", judged(1e-4 + dk / 2)[1])
+        with self.assertRaises(maths.Failed):
+            judged(1e-4 + 2 * dk)
+
     def test_an_ignored_argument_is_found(self):
         def careless(q, k, v, **_):
             return q

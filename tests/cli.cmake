@@ -6,7 +6,7 @@ if(FLASHLAB_BUILD_CLI)
     LIBRARIES flashlab_lab ZLIB::ZLIB)
   flashlab_test(cli_problem_run_test SOURCES cli_problem_run_test.cpp LIBRARIES flashlab_lab)
 
-  foreach(part IN ITEMS bad_input collective commands help kernels monitor mpi parallel
+  foreach(part IN ITEMS bad_input collective commands data help kernels monitor mpi parallel
       peers profile profile_gpu ranks results runs step train weights)
     add_test(NAME cli_${part}_test
       COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cli_${part}_test.py

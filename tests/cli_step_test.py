@@ -60,6 +60,9 @@ class BenchStep(Folder):
                              ("step", "ok", "flashlab"))
             self.assertEqual(row["samples"], 3)
             self.assertGreater(row["first_ms"], 0)
+            self.assertEqual("learning_rate" in row and row["learning_rate"] is not None,
+                             row["pass"] == "step")
+            self.assertAlmostEqual(row["first_loss"], rows[0]["first_loss"], places=5)
             self.assertAlmostEqual(row["tokens_per_s"], 32 / row["median_ms"] * 1e3, places=3)
             self.assertGreater(row["peak_bytes"], row["predicted_bytes"])
         self.assertEqual([part["name"] for part in rows[5]["parts"]],

@@ -26,7 +26,7 @@ if(FLASHLAB_BUILD_CLI)
     DEFINITIONS FLASHLAB_GOLDENS="${CMAKE_CURRENT_SOURCE_DIR}/goldens")
   flashlab_test(train_generator_test SOURCES train_generator_test.cpp LIBRARIES flashlab_train)
   flashlab_test(train_weights_test SOURCES train_weights_test.cpp LIBRARIES flashlab_train)
-  flashlab_test(train_text_test SOURCES train_text_test.cpp
+  flashlab_test(train_text_test SOURCES train_text_test.cpp train_data_test.cpp
     LIBRARIES flashlab_train nlohmann_json::nlohmann_json
     DEFINITIONS FLASHLAB_GOLDENS="${CMAKE_CURRENT_SOURCE_DIR}/goldens")
   add_test(NAME train_simd_symbols COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/cpu_simd_symbols.sh

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "cli/command.h"
 #include "cli/execution.h"
@@ -199,6 +200,11 @@ void print_details(const lab::Measurement& r) {
   std::string line = fmt::format("  {:<24} {:<17} mean {} ms, std {}, first step {}",
                                  r.implementation, r.pass, format_ms(r[lab::kMeanMs]),
                                  format_ms(r[lab::kStdMs]), format_ms(r[lab::kFirstMs]));
+  if (r[lab::kFirstLoss]) {
+    line += fmt::format(", first loss {:.4f} (ln V {:.4f})", *r[lab::kFirstLoss],
+                        std::log(static_cast<double>(r.labels.whole("vocabulary"))));
+  }
+  if (r[lab::kStepRate]) line += fmt::format(", rate {:g}", *r[lab::kStepRate]);
   for (const auto& part : r.parts) {
     line += fmt::format(", {} {}", part.name, format_ms(part.median_ms));
   }

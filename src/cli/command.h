@@ -19,6 +19,8 @@ int run_explain(const Arguments& arguments);
 int run_precompile(const Arguments& arguments);
 int run_cache(const Arguments& arguments);
 int run_train(const Arguments& arguments);
+int run_tokenize(const Arguments& arguments);
+int run_sweep_train(const Arguments& arguments);
 int run_generate(const Arguments& arguments);
 int run_evaluate(const Arguments& arguments);
 int run_export(const Arguments& arguments);

@@ -15,6 +15,7 @@
 #include "cli/failure.h"
 #include "cli/model_flags.h"
 #include "cli/outputs.h"
+#include "cli/run_flags.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
 #include "train/data/files.h"
@@ -130,7 +131,9 @@ class Evaluation {
   }
 
   FileScore score_tokens(const std::string& file) {
-    const Result<train::TokenFile> tokens = train::TokenFile::open(file);
+    train::TokenFormat format = train::TokenFormat::kLlmc;
+    read_choice(arguments_, "--tokens-format", train::token_format_names(), format);
+    const Result<train::TokenFile> tokens = train::TokenFile::open(file, format);
     if (!tokens.ok()) fail_usage("--tokens " + tokens.status().message());
     if (const Status s = tokens->check(files_.model.vocabulary); !s.ok()) {
       fail_usage("--tokens " + s.message());

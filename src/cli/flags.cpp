@@ -186,8 +186,13 @@ std::vector<FlagSpec> flags_of_runs() {
        "tensors q, k, v (and do), each [batch, seqlen, heads, head_dim], from a .safetensors or "
        ".npz file"},
 
+      {"--config", "", "FILE", kFile,
+       kShaped | kCheck | kSubjects | kBenchStep | kCheckStep | kGenerate | kEvaluate | kExport |
+           kTokenize | kCheckParallel | kBenchParallel | kExplainParallel | kExplainPrecision |
+           kAccumulate | kPrecompile,
+       kExecution, "a JSON or TOML file of flags, with _ for -; typed flags go over it"},
       {"--device", "", "DEVICE", kValue,
-       kShaped | kCheck | kSubjects | kInfo | kBenchStep | kCheckStep | kTrain | kProfileStep |
+       kShaped | kCheck | kSubjects | kInfo | kBenchStep | kCheckStep | kTrains | kProfileStep |
            kMonitor | kGenerate | kEvaluate | kBenchPrecision | kCheckParallel | kBenchParallel,
        kExecution,
        "cpu or cuda[:N] (default: the GPU where there is one that can run what is asked, else cpu; "

@@ -38,11 +38,14 @@ enum CommandBit : unsigned {
   kBenchParallel = 1u << 23,
   kEvaluate = 1u << 17,
   kExport = 1u << 24,
-  kFirstSubject = 1u << 25,  ///< and a bit each for the other subjects that have a `bench NAME`
+  kTokenize = 1u << 25,
+  kSweepTrain = 1u << 26,
+  kFirstSubject = 1u << 27,  ///< and a bit each for the other subjects that have a `bench NAME`
 };
 constexpr unsigned kSubjects = ~(kFirstSubject - 1u);
 /// Commands that train a model on a text.
-constexpr unsigned kRuns = kTrain | kBenchPrecision;
+constexpr unsigned kTrains = kTrain | kSweepTrain;
+constexpr unsigned kRuns = kTrains | kBenchPrecision;
 
 enum class FlagKind {
   kSwitch,         ///< takes no value
@@ -132,6 +135,9 @@ class Arguments {
   std::vector<Given> given_;
   std::vector<std::string> positionals_;
 };
+
+/// A value against the flag's choices, where it has any. Throws Failure.
+void check_choices(const FlagSpec& flag, const std::string& spelling, const std::string& value);
 
 /// argv[1] .. argv[argc - 1] after the command's words have been taken. Throws Failure.
 Arguments parse_arguments(CommandBit bit, const std::vector<std::string>& words);

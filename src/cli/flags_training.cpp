@@ -25,8 +25,10 @@ std::vector<FlagSpec> flags_of_training() {
        "generate: "
        "random weights of this size)"},
       {"--config", "", "FILE", kFile, kPlanned, kModel,
-       "a JSON file: of the whole run (train) or of the model (explain step); flags go over it"},
-      {"--init", "", "PATH", kFolder, kTrain, kModel,
+       "a JSON or TOML file of flags (with _ for -) and of the run and its model; typed flags go "
+       "over "
+       "it"},
+      {"--init", "", "PATH", kFolder, kTrains, kModel,
        "weights to begin with: a run, a folder of Hugging Face (GPT-2, Llama, Mistral, Qwen 2 and "
        "3, "
        "Gemma 2), or llm.c's .bin; step 0, no moments"},
@@ -41,12 +43,14 @@ std::vector<FlagSpec> flags_of_training() {
        "of the embedding, of attention's probabilities and of every block's sum"},
 
       {"--text", "", "FILE[,FILE]", kList, kRuns, kText,
-       "what to learn (default: the shipped tinyshakespeare)"},
+       "what to learn (default: the shipped tinyshakespeare); a.txt:0.7,b.txt:0.3 are sources with "
+       "weights, of --tokens, too"},
       {"--tokens", "", "FILE[,FILE]", kList, kRuns, kText,
        "tokens instead of text: .bin files as llm.c writes them, one after the other"},
-      {"--validation-text", "", "FILE[,FILE]", kList, kTrain, kText,
+      {"--validation-text", "", "FILE[,FILE]", kList, kTrains, kText,
        "what validation looks at (default: the last tenth of what is learned)"},
-      {"--validation-tokens", "", "FILE[,FILE]", kList, kTrain, kText, "the same, beside --tokens"},
+      {"--validation-tokens", "", "FILE[,FILE]", kList, kTrains, kText,
+       "the same, beside --tokens"},
       {"--tokenizer", "", "NAME", kValue, kRuns, kText,
        "what a token is: character, byte, bpe (byte pairs learned from the text), or a "
        "tokenizer.json of Hugging Face with a byte-level BPE (default character)"},
@@ -54,21 +58,21 @@ std::vector<FlagSpec> flags_of_training() {
        "tokens that bpe learns (default 1024), or of --tokens (default GPT-2's 50257 or Llama 3's "
        "128256, by the file)"},
 
-      {"--documents", "", "TOKEN", kOptionalValue, kTrain, kText,
+      {"--documents", "", "TOKEN", kOptionalValue, kTrains, kText,
        "attention ends where a document does, at tokens of this number (bare: the tokenizer's end "
        "of text, GPT-2's of --tokens)"},
 
       {"--batch", "", "N", kValue, kSizes, kSteps,
        "sequences of a micro-batch (default 4; train: 12)"},
       {"--accumulate", "", "N", kValue, kSizes, kSteps, "micro-batches of a step (default 1)"},
-      {"--shares", "", "N", kValue, kTrain, kSteps,
+      {"--shares", "", "N", kValue, kTrains, kSteps,
        "equal parts of the batch that learn apart and are added as a tree: the run's bits then "
        "depend on them and not on the number of ranks (default: the ranks, 1)"},
-      {"--reduce-every", "", "WHAT", kValue, kTrain, kSteps,
+      {"--reduce-every", "", "WHAT", kValue, kTrains, kSteps,
        "of several micro-batches: step (each share adds its own first, default), or micro-batch "
        "(shares and ranks are added behind each)",
        reduce_choices},
-      {"--freeze", "", "PATTERN[,PATTERN]", kList, kTrain, kSteps,
+      {"--freeze", "", "PATTERN[,PATTERN]", kList, kTrains, kSteps,
        "parameters that stay as they are, by the names of their files with * and ?: no gradient, "
        "no "
        "moments, nothing exchanged"},
@@ -77,7 +81,7 @@ std::vector<FlagSpec> flags_of_training() {
       {"--precision", "", "NAME", kValue, kExplainStep | kExplainPrecision | kProfileStep, kSteps,
        "types of activations, parameters and gradients (default fp32; explain precision: bf16)",
        precision_choices},
-      {"--precision", "", "NAME", kValue, kTrain, kSteps,
+      {"--precision", "", "NAME", kValue, kTrains, kSteps,
        "types: bf16 and fp16 keep fp32 masters and sums, bf16-lean fp32 masters beside bf16 sums, "
        "bf16-pure nothing (default fp32; a CPU's "
        "products are fp32 in tf32, too)",
@@ -101,21 +105,21 @@ std::vector<FlagSpec> flags_of_training() {
       {"--threads", "", "N", kValue, kRuns | kGenerate, kSteps,
        "CPU threads (default: all that may run)"},
 
-      {"--output", "", "DIR", kFolder, kTrain, kResults,
+      {"--output", "", "DIR", kFolder, kTrains, kResults,
        "config.json, log.jsonl, loss.svg, tokens and checkpoints go here (default results/<date>)"},
       {"--toy", "", "", kSwitch, kExplainPrecision, kSteps,
        "what automatic mixed precision makes of linear, ReLU, layer norm, linear and a loss"},
       {"--resume", "", "DIR", kFolder, kTrain, kResults,
        "go on with this run from its newest checkpoint, bit for bit as if it had not stopped; "
        "steps, rates, their schedule and when it looks and saves may be given anew"},
-      {"--evaluate-every", "", "N", kValue, kTrain, kResults,
+      {"--evaluate-every", "", "N", kValue, kTrains, kResults,
        "steps between looks at the validation text (default 250)"},
-      {"--evaluate-batches", "", "N", kValue, kTrain, kResults,
+      {"--evaluate-batches", "", "N", kValue, kTrains, kResults,
        "batches of such a look, spread over the text (default 20); the last look is at all of it"},
-      {"--patience", "", "N", kValue, kTrain, kResults,
+      {"--patience", "", "N", kValue, kTrains, kResults,
        "end after so many looks in a row that were no better than the best (default: never)"},
-      {"--sample-every", "", "N", kValue, kTrain, kResults, "steps between samples (default 500)"},
-      {"--save-every", "", "N", kValue, kTrain, kResults,
+      {"--sample-every", "", "N", kValue, kTrains, kResults, "steps between samples (default 500)"},
+      {"--save-every", "", "N", kValue, kTrains, kResults,
        "steps between checkpoints (default 500)"},
       {"--operations", "", "", kSwitch, kExplainStep, kResults,
        "the whole list: each operation with its class, cost and tensors"},
@@ -153,6 +157,27 @@ std::vector<CommandSpec> commands_of_training() {
        nullptr,
        /*takes_command=*/false,
        /*knows_ranks=*/true},
+      {kSweepTrain,
+       "sweep train",
+       run_sweep_train,
+       "the same run at several learning rates",
+       "Trains one model at each rate of --learning-rate from the same weights and windows, and "
+       "compares the losses: a table, sweep.csv, sweep.json and a picture of the curves. Each run "
+       "is a folder that generate, evaluate and train --resume take.",
+       {{"flashlab sweep train --learning-rate 1e-4,3e-4,1e-3", "three runs of the tiny model"},
+        {"flashlab sweep train --learning-rate 1e-3,3e-3 --text mine.txt --steps 500",
+         "shorter, on your text"}}},
+      {kTokenize,
+       "tokenize",
+       run_tokenize,
+       "texts as a file of tokens",
+       "Encodes texts, or a field of JSON lines, on all processors into a file of llm.c's format, "
+       "which train --tokens and evaluate --tokens map into memory.",
+       {{"flashlab tokenize --text book.txt --tokenizer gpt2/tokenizer.json", "book.bin"},
+        {"flashlab tokenize --text a.txt,b.txt --tokenizer bpe --vocabulary 8000 --output ab.bin",
+         "byte pairs learned from both; ab.json is the tokenizer"},
+        {"flashlab tokenize --text web.jsonl --text-field text --tokenizer gpt2/tokenizer.json",
+         "documents"}}},
       {kExplainStep,
        "explain step",
        run_explain_step,

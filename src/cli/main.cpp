@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/config_file.h"
 #include "cli/failure.h"
 #include "cli/help.h"
 #include "cli/idle_flags.h"
@@ -107,7 +108,8 @@ int dispatch(std::vector<std::string> words) {
     print(command_help(spec, terminal_width()));
     return kExitOk;
   }
-  const Arguments arguments = parse_arguments(spec.bit, words);
+  Arguments arguments = parse_arguments(spec.bit, words);
+  read_config(arguments);
   // Of a training run a file of --config decides, too: model_flags.cpp asks when it is read.
   if ((spec.bit & kRuns) == 0) refuse_idle_flags(arguments);
   return spec.run(arguments);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "cli/config_file.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
 #include "cli/idle_flags.h"
@@ -20,17 +21,19 @@
 
 namespace flashlab::cli {
 
-double real(const Arguments& arguments, std::string_view flag, double fallback) {
-  const std::optional<std::string> text = arguments.value(flag);
-  if (!text) return fallback;
+double parse_number(std::string_view flag, std::string_view text) {
   double value = 0;
-  const char* end = text->data() + text->size();
-  const auto [stop, error] = std::from_chars(text->data(), end, value);
-  if (text->empty() || stop != end || error != std::errc() || !std::isfinite(value)) {
-    fail_usage(fmt::format("{} \"{}\" is no number; give one such as 3e-4 or 0.1",
-                           arguments.spelling(flag), *text));
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (text.empty() || stop != end || error != std::errc() || !std::isfinite(value)) {
+    fail_usage(fmt::format("{} \"{}\" is no number; give one such as 3e-4 or 0.1", flag, text));
   }
   return value;
+}
+
+double real(const Arguments& arguments, std::string_view flag, double fallback) {
+  const std::optional<std::string> text = arguments.value(flag);
+  return text ? parse_number(arguments.spelling(flag), *text) : fallback;
 }
 
 train::ModelConfig model_of(const Arguments& arguments, train::ModelConfig base) {
@@ -144,30 +147,41 @@ void take_ranks(const Arguments& arguments, const train::Ranks* started, StepReq
 
 }  // namespace
 
+namespace {
+
+// --config's run and model over `base`.
+train::TrainConfig config_over(const Arguments& arguments, const train::TrainConfig& base) {
+  const auto path = arguments.value("--config");
+  if (!path) return base;
+  Result<train::TrainConfig> read = train::parse_train_config(run_keys_of(arguments), *path, base);
+  if (!read.ok()) fail_usage("--config " + read.status().message());
+  return std::move(*read);
+}
+
+}  // namespace
+
 StepRequest step_request_of(const Arguments& arguments, const char* fallback,
                             const train::Ranks* started) {
   StepRequest out;
-  train::ModelConfig base = *train::find_model(fallback);
-  if (const auto path = arguments.value("--config")) {
-    const Result<std::string> text = train::read_file(*path);
-    if (!text.ok()) fail_usage("--config " + text.status().message());
-    Result<train::ModelConfig> read = train::parse_model(*text, *path);
-    if (!read.ok()) fail_usage("--config " + read.status().message());
-    base = *read;
-  }
-  out.model = model_of(arguments, base);
-  out.options.batch = whole(arguments, "--batch", 4, 1, kMaxSize);
-  out.options.accumulate = whole(arguments, "--accumulate", 1, 1, 64);
-  out.options.precision = precision_of(arguments, train::Precision::kFp32);
+  train::TrainConfig file;
+  file.model = *train::find_model(fallback);
+  file.batch = 4;
+  file = config_over(arguments, file);
+  if (file.vocabulary > 0) file.model.vocabulary = file.vocabulary;
+  out.model = model_of(arguments, file.model);
+  out.options.batch = whole(arguments, "--batch", file.batch, 1, kMaxSize);
+  out.options.accumulate = whole(arguments, "--accumulate", file.accumulate, 1, 64);
+  out.options.precision = precision_of(arguments, file.precision);
   out.options.gpu = plans_for_gpu(arguments, out.options.precision);
-  out.options.attention = arguments.value("--attention").value_or("");
+  out.options.attention = arguments.value("--attention").value_or(file.attention);
   const std::string mode = arguments.value("--mode").value_or("full");
   out.options.mode = mode == "forward"    ? train::StepMode::kForward
                      : mode == "backward" ? train::StepMode::kBackward
                                           : train::StepMode::kFull;
-  out.options.fused = arguments.value("--operators").value_or("fused") == "fused";
+  out.options.fused = arguments.value("--operators").value_or(file.operators) == "fused";
   take_ranks(arguments, started, out);
   out.groups = checkpoint_of(arguments, out.model, out.options, out.parallel);
+  if (out.groups.empty() && !arguments.has("--fit")) out.groups = file.checkpoint;
   if (!out.groups.empty()) {
     out.options.checkpoint = *train::parse_checkpoint(out.groups, out.model.layers);
   }
@@ -274,14 +288,7 @@ void read_init(const Arguments& arguments, train::TrainConfig& out) {
 }  // namespace
 
 train::TrainConfig train_config_of(const Arguments& arguments) {
-  train::TrainConfig out = defaults();
-  if (const auto path = arguments.value("--config")) {
-    const Result<std::string> text = train::read_file(*path);
-    if (!text.ok()) fail_usage("--config " + text.status().message());
-    Result<train::TrainConfig> read = train::parse_train_config(*text, *path, out);
-    if (!read.ok()) fail_usage("--config " + read.status().message());
-    out = *read;
-  }
+  train::TrainConfig out = config_over(arguments, defaults());
   read_init(arguments, out);
   if (out.init.empty()) out.model = model_of(arguments, out.model);
   read_sizes(arguments, out);
@@ -300,9 +307,13 @@ train::TrainConfig train_config_of(const Arguments& arguments) {
       file = std::filesystem::absolute(file).string();
     }
   }
+  read_choice(arguments, "--order", train::window_order_names(), out.order);
+  read_choice(arguments, "--tokens-format", train::token_format_names(), out.tokens_format);
+  out.text_field = arguments.value("--text-field").value_or(out.text_field);
   out.tokenizer = arguments.value("--tokenizer").value_or(out.tokenizer);
   // bench precision has a list of them.
-  if (arguments.command_bit() == kTrain) out.precision = precision_of(arguments, out.precision);
+  if (arguments.command_bit() != kBenchPrecision)
+    out.precision = precision_of(arguments, out.precision);
   out.loss_scale = arguments.value("--loss-scale").value_or(out.loss_scale);
   out.attention = arguments.value("--attention").value_or(out.attention);
   out.operators = arguments.value("--operators").value_or(out.operators);

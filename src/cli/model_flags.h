@@ -23,6 +23,9 @@ namespace flashlab::cli {
 /// none.
 double real(const Arguments& arguments, std::string_view flag, double fallback);
 
+/// A number as a flag has it. Throws Failure for what is none.
+double parse_number(std::string_view flag, std::string_view text);
+
 /// --size over `base`, then --context, --layers, --heads, --width, --hidden, --vocabulary,
 /// --dropout. Throws Failure for a size that is none (a bare "xl" among them) or does not fit.
 train::ModelConfig model_of(const Arguments& arguments, train::ModelConfig base);

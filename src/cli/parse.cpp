@@ -42,27 +42,6 @@ namespace {
                          near.empty() ? "" : fmt::format("did you mean {}? ", near), spec.name));
 }
 
-// Values against the flag's choices; numbers and paths are read later.
-void check_choices(const FlagSpec& flag, const std::string& spelling, const std::string& value) {
-  if (!flag.choices) return;
-  const std::vector<std::string> choices = flag.choices();
-  std::size_t begin = 0;
-  while (begin <= value.size()) {
-    const std::size_t comma =
-        flag.kind == FlagKind::kList ? value.find(',', begin) : std::string::npos;
-    const std::size_t end = comma == std::string::npos ? value.size() : comma;
-    const std::string word = value.substr(begin, end - begin);
-    if (std::ranges::find(choices, word) == choices.end()) {
-      if (const std::string gone = removed(word); !gone.empty()) fail_usage(gone);
-      const std::string near = closest(word, choices);
-      fail_usage(fmt::format("{} \"{}\" is unknown; {}use {}", spelling, word,
-                             near.empty() ? "" : fmt::format("did you mean {}? ", near),
-                             join_or(choices)));
-    }
-    begin = end + 1;
-  }
-}
-
 [[noreturn]] void fail_without_value(const FlagSpec& flag, const std::string& spelling) {
   fail_usage(fmt::format("{0} needs a value: {0} {1}", spelling, flag.value));
 }
@@ -101,6 +80,27 @@ std::size_t take_flag(const FlagSpec& flag, const std::vector<std::string>& word
 }
 
 }  // namespace
+
+// Values against the flag's choices; numbers and paths are read later.
+void check_choices(const FlagSpec& flag, const std::string& spelling, const std::string& value) {
+  if (!flag.choices) return;
+  const std::vector<std::string> choices = flag.choices();
+  std::size_t begin = 0;
+  while (begin <= value.size()) {
+    const std::size_t comma =
+        flag.kind == FlagKind::kList ? value.find(',', begin) : std::string::npos;
+    const std::size_t end = comma == std::string::npos ? value.size() : comma;
+    const std::string word = value.substr(begin, end - begin);
+    if (std::ranges::find(choices, word) == choices.end()) {
+      if (const std::string gone = removed(word); !gone.empty()) fail_usage(gone);
+      const std::string near = closest(word, choices);
+      fail_usage(fmt::format("{} \"{}\" is unknown; {}use {}", spelling, word,
+                             near.empty() ? "" : fmt::format("did you mean {}? ", near),
+                             join_or(choices)));
+    }
+    begin = end + 1;
+  }
+}
 
 Arguments parse_arguments(CommandBit bit, const std::vector<std::string>& words) {
   const std::vector<const FlagSpec*> known = flags_of(bit);

@@ -38,22 +38,25 @@ bool changes_run(std::string_view flag) {
          std::ranges::find(kOthers, flag) != std::end(kOthers);
 }
 
+void set_learning_rate(double rate, train::TrainConfig& out) {
+  // The same rate again is no change, not even of a rounding.
+  if (rate != out.learning_rate && out.learning_rate != 0) {
+    out.minimum_learning_rate = out.minimum_learning_rate / out.learning_rate * rate;
+  }
+  out.learning_rate = rate;
+}
+
 void read_run_flags(const Arguments& arguments, train::TrainConfig& out) {
   for (const CountFlag& flag : kCounts) {
     out.*flag.field =
         count(arguments, flag.flag, out.*flag.field, flag.least, std::int64_t{1} << 30);
   }
-  if (const auto name = arguments.value("--schedule")) {
-    const std::vector<std::string> names = train::schedule_names();
-    out.schedule = static_cast<train::Schedule>(std::ranges::find(names, *name) - names.begin());
+  read_choice(arguments, "--schedule", train::schedule_names(), out.schedule);
+  // A sweep has a list of them.
+  if (arguments.command_bit() != kSweepTrain) {
+    set_learning_rate(real(arguments, "--learning-rate", out.learning_rate), out);
   }
-  const double before = out.learning_rate;
-  out.learning_rate = real(arguments, "--learning-rate", before);
-  // The same rate again is no change, not even of a rounding.
-  const double least = out.learning_rate == before || before == 0
-                           ? out.minimum_learning_rate
-                           : out.minimum_learning_rate / before * out.learning_rate;
-  out.minimum_learning_rate = real(arguments, "--minimum-learning-rate", least);
+  out.minimum_learning_rate = real(arguments, "--minimum-learning-rate", out.minimum_learning_rate);
   out.keep_best = out.keep_best || arguments.has("--keep-best");
   out.tensorboard = out.tensorboard || arguments.has("--tensorboard");
   for (const char* flag : {"--decay-steps", "--decay-until"}) {

@@ -181,6 +181,30 @@ void print_rates(const train::TrainConfig& config) {
   print_line(out);
 }
 
+// Several sources and what each is of the windows; epochs and how many windows one has.
+void print_sources(const train::Trainer& trainer) {
+  const train::TrainConfig& config = trainer.config();
+  const std::vector<train::WeightedTokens>& sources = trainer.windows().sources();
+  const std::int64_t taken = config.steps * config.batch * config.accumulate;
+  const bool epochs = config.order == train::WindowOrder::kEpochs;
+  if (sources.size() == 1 && !epochs) return;
+  std::string out;
+  const auto files = train::weighted_files(config.tokens.empty() ? config.text : config.tokens);
+  double sum = 0;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (i > 0) out += ", ";
+    if (sources.size() > 1) {
+      out += fmt::format("{} {:.4g}%, ", (*files)[i].file, 100 * sources[i].weight);
+      sum += (*files)[i].weight;
+    }
+    out += fmt::format("{:.3g} epochs", trainer.windows().epochs(i, taken));
+  }
+  print_line("windows  " + out);
+  if (sources.size() > 1 && std::abs(sum - 1) > 1e-9) {
+    print_line(fmt::format("weights  they add up to {:.6g}, and are taken as shares of it", sum));
+  }
+}
+
 void print_header(const train::Trainer& trainer, const Context& context,
                   const train::Ranks& ranks) {
   const train::TrainConfig& config = trainer.config();
@@ -207,6 +231,7 @@ void print_header(const train::Trainer& trainer, const Context& context,
                   bytes(train::Role::kGradient), bytes(train::Role::kOptimizerState),
                   bytes(train::Role::kSavedActivation), exchanged, bytes(train::Role::kTemporary)));
   print_rates(config);
+  print_sources(trainer);
   for (const train::ConfigChange& change : trainer.changes()) {
     print_line(fmt::format("changed  {} from {} to {} after step {}", change.key, change.from,
                            change.to, change.step));

@@ -288,20 +288,32 @@ void BytePairs::merge_word(std::string_view word, const std::atomic<bool>* stop,
   for (std::size_t at = 0; at < text.size(); at = text.next(at)) out.push_back(text.token(at));
 }
 
-void BytePairs::encode_words(std::string_view text, const std::atomic<bool>* stop,
+void BytePairs::encode_words(std::string_view text, const std::atomic<bool>* stop, WordCache& known,
                              std::vector<std::int32_t>& out) const {
-  // A language's words are few: each is merged once.
-  std::unordered_map<std::string_view, std::vector<std::int32_t>> known;
   split_words(text, words_, [&](std::string_view word) {
     if (base::is_set(stop)) return;
-    const auto [entry, fresh] = known.try_emplace(word);
-    if (fresh) merge_word(word, stop, entry->second);
-    out.insert(out.end(), entry->second.begin(), entry->second.end());
+    // A language's words are few: each is merged once.
+    const std::vector<std::int32_t>* tokens = known.find(word);
+    if (tokens == nullptr) {
+      std::vector<std::int32_t> merged;
+      merge_word(word, stop, merged);
+      tokens = &known.add(word, std::move(merged));
+    }
+    out.insert(out.end(), tokens->begin(), tokens->end());
   });
 }
 
-std::vector<std::int32_t> BytePairs::encode(std::string_view text,
-                                            const std::atomic<bool>* stop) const {
+bool BytePairs::end_at_spaces() const {
+  return words_.kind != WordRule::Kind::kWhole &&
+         std::ranges::none_of(added_, [](const WholeToken& token) {
+           return token.text.find(' ') != std::string::npos;
+         });
+}
+
+std::vector<std::int32_t> BytePairs::encode(std::string_view text, const std::atomic<bool>* stop,
+                                            WordCache* words) const {
+  WordCache own;
+  WordCache& known = words != nullptr ? *words : own;
   std::string prefixed;
   if (prefix_space_ && !text.empty() && text[0] != ' ') {
     prefixed = ' ' + std::string(text);
@@ -321,7 +333,7 @@ std::vector<std::int32_t> BytePairs::encode(std::string_view text,
       first = next[i];
       found = &added_[i];
     }
-    encode_words(text.substr(at, first - at), stop, out);
+    encode_words(text.substr(at, first - at), stop, known, out);
     if (!found) break;
     out.push_back(found->token);
     at = first + found->text.size();

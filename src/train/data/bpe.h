@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -14,6 +15,31 @@
 #include "train/data/split_words.h"
 
 namespace flashlab::train {
+
+/// The tokens of words that were merged before.
+class WordCache {
+ public:
+  /// Those of `word`; none where it is new.
+  const std::vector<std::int32_t>* find(std::string_view word) const {
+    const auto found = known_.find(word);
+    return found == known_.end() ? nullptr : &found->second;
+  }
+  const std::vector<std::int32_t>& add(std::string_view word, std::vector<std::int32_t> tokens) {
+    // Texts without end have words without end.
+    if (known_.size() >= kMost) known_.clear();
+    return known_.insert_or_assign(std::string(word), std::move(tokens)).first->second;
+  }
+
+ private:
+  static constexpr std::size_t kMost = 1 << 20;
+  struct Hash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view word) const {
+      return std::hash<std::string_view>()(word);
+    }
+  };
+  std::unordered_map<std::string, std::vector<std::int32_t>, Hash, std::equal_to<>> known_;
+};
 
 class BytePairs {
  public:
@@ -33,8 +59,12 @@ class BytePairs {
 
   std::int64_t vocabulary() const { return static_cast<std::int64_t>(tokens_.size()); }
   /// n log n in the text's bytes. Set `stop` ends it: the tokens are of no use then.
-  std::vector<std::int32_t> encode(std::string_view text,
-                                   const std::atomic<bool>* stop = nullptr) const;
+  /// `words`: what earlier calls have met, for many texts in turn; one thread's.
+  std::vector<std::int32_t> encode(std::string_view text, const std::atomic<bool>* stop = nullptr,
+                                   WordCache* words = nullptr) const;
+  /// Whether a text may be cut before a space between two letters, and its parts have the tokens
+  /// of the whole.
+  bool end_at_spaces() const;
   /// The bytes of a token; none for a number that no token has.
   const std::string& bytes(std::int32_t token) const {
     return tokens_[static_cast<std::size_t>(token)];
@@ -52,7 +82,7 @@ class BytePairs {
   void add_merge(std::int32_t left, std::int32_t right, std::int32_t token);
   void merge_word(std::string_view word, const std::atomic<bool>* stop,
                   std::vector<std::int32_t>& out) const;
-  void encode_words(std::string_view text, const std::atomic<bool>* stop,
+  void encode_words(std::string_view text, const std::atomic<bool>* stop, WordCache& known,
                     std::vector<std::int32_t>& out) const;
   void write_json();
   friend class BytePairReader;

@@ -11,12 +11,15 @@
 #include "flashlab/status.h"
 #include "train/data/token_file.h"
 #include "train/data/tokenizer.h"
+#include "train/data/windows.h"
 
 namespace flashlab::train {
 
 struct TextOptions {
-  std::vector<std::string> files{};   ///< none: the shipped text
-  std::vector<std::string> tokens{};  ///< token files instead of text
+  std::vector<std::string> files{};   ///< none: the shipped text; "FILE:0.7": a source of its own
+  std::vector<std::string> tokens{};  ///< token files instead of text, likewise
+  std::string field{};                ///< of JSON lines, each a document; empty: files are text
+  TokenFormat format = TokenFormat::kLlmc;
   std::vector<std::string> validation_files{}, validation_tokens{};  ///< none: the end of the above
   std::string tokenizer = "character";  ///< byte, character, bpe, or a tokenizer.json
   std::int64_t vocabulary = 0;  ///< of bpe, or of token files without a tokenizer; 0: the usual one
@@ -33,10 +36,24 @@ Status check_tokenizer(const std::string& name);
 
 struct RunText {
   Tokenizer tokenizer;
-  Tokens training, validation;
+  Tokens training, validation;               ///< of all sources
+  std::vector<WeightedTokens> sources = {};  ///< of training; one where no file has a weight
 };
 
-/// Writes FOLDER/train.bin, validation.bin and tokenizer.json; of token files only the last.
+/// "a.bin:0.7" as a file and its weight; one without a weight has 0.
+struct WeightedFile {
+  std::string file;
+  double weight = 0;
+};
+/// Errors: kInvalidArgument (weights beside files without, a weight that is not above 0).
+Result<std::vector<WeightedFile>> weighted_files(const std::vector<std::string>& names);
+
+/// The tokenizer that `options` names, learned from its texts where it is to be.
+/// Errors: as prepare_text.
+Result<Tokenizer> tokenizer_of_text(const TextOptions& options);
+
+/// Writes FOLDER/train.bin (of weighted sources train-0.bin, train-1.bin, ...), validation.bin and
+/// tokenizer.json; of token files only the last.
 /// Errors: kIoError (also where `stop` was set); kInvalidArgument (no UTF-8 for characters, a text
 /// too short, a tokenizer that cannot be read, a token that it does not have).
 Result<RunText> prepare_text(const std::filesystem::path& folder, const TextOptions& options);

@@ -115,7 +115,8 @@ std::optional<std::int32_t> Tokenizer::end_of_text() const {
   if (kind_ == Kind::kNumber && numbers_ == kGpt2Vocabulary) return kGpt2Vocabulary - 1;
   if (kind_ != Kind::kBytePairs) return std::nullopt;
   for (std::int32_t token = 0; token < pairs_->vocabulary(); ++token) {
-    if (pairs_->bytes(token) == "<|endoftext|>") return token;
+    const std::string& bytes = pairs_->bytes(token);
+    if (bytes == "<|endoftext|>" || bytes == "<|end_of_text|>") return token;
   }
   return std::nullopt;
 }
@@ -141,8 +142,9 @@ Result<std::vector<std::int32_t>> Tokenizer::encode_numbers(std::string_view tex
 }
 
 Result<std::vector<std::int32_t>> Tokenizer::encode(std::string_view text,
-                                                    const std::atomic<bool>* stop) const {
-  if (kind_ == Kind::kBytePairs) return pairs_->encode(text, stop);
+                                                    const std::atomic<bool>* stop,
+                                                    WordCache* words) const {
+  if (kind_ == Kind::kBytePairs) return pairs_->encode(text, stop, words);
   if (kind_ == Kind::kNumber) return encode_numbers(text);
   std::vector<std::int32_t> out;
   out.reserve(text.size());

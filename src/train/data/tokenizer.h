@@ -35,13 +35,18 @@ class Tokenizer {
   /// "256 bytes", "65 characters", "1024 byte pairs".
   std::string describe() const;
   std::int64_t vocabulary() const;
-  /// The token <|endoftext|>, of numbers GPT-2's where they are its vocabulary; none of others.
+  /// The token <|endoftext|> or, as Llama 3 says, <|end_of_text|>; of numbers GPT-2's where they
+  /// are its vocabulary; none of others.
   std::optional<std::int32_t> end_of_text() const;
 
   /// Errors: kInvalidArgument, naming the first character that the vocabulary lacks.
   /// Of byte pairs, a set `stop` ends the work: the tokens are of no use then.
+  /// `words`: of byte pairs, what one thread has met before.
   Result<std::vector<std::int32_t>> encode(std::string_view text,
-                                           const std::atomic<bool>* stop = nullptr) const;
+                                           const std::atomic<bool>* stop = nullptr,
+                                           WordCache* words = nullptr) const;
+  /// BytePairs::end_at_spaces; false of others.
+  bool pairs_end_at_spaces() const { return pairs_ && pairs_->end_at_spaces(); }
   /// Precondition: every token is below vocabulary(). Bytes that are no UTF-8 stay as they are.
   std::string decode(const std::vector<std::int32_t>& tokens) const;
 

@@ -313,6 +313,10 @@ Result<ModelConfig> find_model(std::string_view name) {
   return unknown_name({"size", std::string(name), names});
 }
 
+std::vector<std::string> model_keys() {
+  return known_keys();
+}
+
 Result<ModelConfig> parse_model(std::string_view json, std::string_view source) {
   const auto parsed = base::read_json(json);
   if (!parsed.is_object()) {

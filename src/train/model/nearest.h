@@ -18,4 +18,7 @@ struct UnknownName {
 /// "config.json: key: got "hiden", expected family, ...; did you mean hidden?"
 Status unknown_name(const UnknownName& what);
 
+/// Keys of a model's file, as parse_model reads them.
+std::vector<std::string> model_keys();
+
 }  // namespace flashlab::train

@@ -76,10 +76,10 @@ constexpr SwitchKey kSwitchKeys[] = {{"documents", &TrainConfig::documents},
                                      {"keep_best", &TrainConfig::keep_best},
                                      {"tensorboard", &TrainConfig::tensorboard}};
 
-constexpr const char* kWords[] = {"init",         "tokenizer", "precision",  "loss_scale",
-                                  "attention",    "operators", "checkpoint", "seed",
-                                  "optimizer",    "schedule",  "changes",    "adamw_convention",
-                                  "reduce_every", "wire"};
+constexpr const char* kWords[] = {
+    "init",         "tokenizer", "precision", "loss_scale", "attention",    "operators",
+    "checkpoint",   "seed",      "optimizer", "schedule",   "changes",      "adamw_convention",
+    "reduce_every", "wire",      "order",     "text_field", "tokens_format"};
 
 std::vector<std::string> known_keys() {
   std::vector<std::string> out = {"model"};
@@ -114,6 +114,15 @@ Status read_changes(const Json& value, std::string_view source, TrainConfig& out
     out.changes.push_back({change["step"].get<std::int64_t>(), change["key"].get<std::string>(),
                            text(change, "from"), text(change, "to")});
   }
+  return {};
+}
+
+template <class Choice>
+Status read_choice(const std::string& key, const std::string& word,
+                   const std::vector<std::string>& names, std::string_view source, Choice& out) {
+  const auto at = std::ranges::find(names, word);
+  if (at == names.end()) return unknown_name({fmt::format("{}: {}", source, key), word, names});
+  out = static_cast<Choice>(at - names.begin());
   return {};
 }
 
@@ -192,10 +201,13 @@ Status read_words(const std::string& key, const Json& value, std::string_view so
   } else if (key == "optimizer") {
     return read_optimizer(word, source, out);
   } else if (key == "schedule") {
-    const std::vector<std::string> names = schedule_names();
-    const auto at = std::ranges::find(names, word);
-    if (at == names.end()) return unknown_name({fmt::format("{}: schedule", source), word, names});
-    out.schedule = static_cast<Schedule>(at - names.begin());
+    return read_choice(key, word, schedule_names(), source, out.schedule);
+  } else if (key == "order") {
+    return read_choice(key, word, window_order_names(), source, out.order);
+  } else if (key == "tokens_format") {
+    return read_choice(key, word, token_format_names(), source, out.tokens_format);
+  } else if (key == "text_field") {
+    out.text_field = word;
   } else if (word == "torch" || word == "cs336") {
     set_convention(word == "torch" ? AdamWConvention::kTorch : AdamWConvention::kCs336, out);
   } else {
@@ -229,10 +241,16 @@ Status read_key(const std::string& key, const Json& value, std::string_view sour
   for (const std::string& word : known_keys()) {
     if (key == word) return read_words(key, value, source, out);
   }
-  return unknown_name({fmt::format("{}: key", source), key, known_keys()});
+  return unknown_name({fmt::format("{}: key", source), key, run_config_keys()});
 }
 
 }  // namespace
+
+std::vector<std::string> run_config_keys() {
+  std::vector<std::string> out = known_keys(), others = model_keys();
+  out.insert(out.end(), others.begin(), others.end());
+  return out;
+}
 
 std::vector<std::string> schedule_names() {
   return {"cosine", "linear", "constant", "wsd", "course", "nanogpt"};
@@ -292,6 +310,9 @@ std::string TrainConfig::to_json() const {
   out["optimizer"] = optimizer.sgd ? "sgd" : "adamw";
   out["adamw_convention"] = optimizer.convention == AdamWConvention::kTorch ? "torch" : "cs336";
   out["schedule"] = schedule_names()[static_cast<std::size_t>(schedule)];
+  out["order"] = window_order_names()[static_cast<std::size_t>(order)];
+  out["tokens_format"] = token_format_names()[static_cast<std::size_t>(tokens_format)];
+  out["text_field"] = text_field;
   for (const WholeKey& key : kWholeKeys) out[key.name] = this->*key.field;
   for (const RealKey& key : kRealKeys) {
     out[key.name] = key.field ? this->*key.field : optimizer.*key.optimizer_field;
@@ -313,7 +334,19 @@ Result<TrainConfig> parse_train_config(std::string_view json, std::string_view s
                             "a JSON object such as {\"steps\": 2000}", ""});
   }
   TrainConfig out = base;
-  for (const auto& [key, value] : parsed.items()) {
+  Json all = parsed, model = Json::object();
+  const std::vector<std::string> own = known_keys();
+  for (const std::string& key : model_keys()) {
+    if (!parsed.contains(key) || std::ranges::find(own, key) != own.end()) continue;
+    model[key] = parsed[key];
+    all.erase(key);
+  }
+  if (!model.empty()) {
+    if (all.contains("model") && all["model"].is_object()) model.update(all["model"]);
+    if (all.contains("model") && all["model"].is_string()) model["model"] = all["model"];
+    all["model"] = std::move(model);
+  }
+  for (const auto& [key, value] : all.items()) {
     if (Status s = read_key(key, value, source, out); !s.ok()) return s;
   }
   if (Status s = validate(out); !s.ok()) return s;
@@ -343,6 +376,21 @@ Status validate(const TrainConfig& config) {
   }
   if (!config.text.empty() && !config.tokens.empty()) {
     return Status::invalid({"tokens", "text and token files", "one of them", ""});
+  }
+  if (!config.text_field.empty() && (config.text.empty() || !config.tokens.empty())) {
+    return Status::invalid({"text_field", config.text_field, "files of JSON lines as text",
+                            "--text data.jsonl --text-field text"});
+  }
+  if (config.tokens_format != TokenFormat::kLlmc && config.tokens.empty()) {
+    return Status::invalid({"tokens_format", "a format without token files", "--tokens FILE", ""});
+  }
+  for (const auto& [argument, names] :
+       {std::pair{"tokens", &config.tokens}, std::pair{"text", &config.text}}) {
+    const auto files = weighted_files(*names);
+    if (files.ok()) continue;
+    ErrorDetail detail = files.status().detail();
+    detail.argument = fmt::format("{} {}", argument, detail.argument);
+    return Status::invalid(std::move(detail));
   }
   const bool text_beside_tokens = !config.tokens.empty() && !config.validation_text.empty();
   if (text_beside_tokens || (config.tokens.empty() && !config.validation_tokens.empty())) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "flashlab/status.h"
+#include "train/data/windows.h"
 #include "train/model/config.h"
 #include "train/plan/options.h"
 
@@ -29,7 +30,10 @@ struct TrainConfig {
   ModelConfig model;
   std::string init;                 ///< weights to begin with: open_model's path; none: drawn
   std::vector<std::string> text;    ///< files; none: the text shipped with the program
-  std::vector<std::string> tokens;  ///< token files (llm.c's .bin) instead of text
+  std::vector<std::string> tokens;  ///< token files instead of text; both: "FILE:0.7" is a source
+  std::string text_field;           ///< of JSON lines; empty: the files are text
+  TokenFormat tokens_format = TokenFormat::kLlmc;
+  WindowOrder order = WindowOrder::kRandom;
   std::vector<std::string> validation_text, validation_tokens;  ///< none: the end of the above
   std::string tokenizer = "character";  ///< byte, character, bpe, or a tokenizer.json
   std::int64_t vocabulary = 0;          ///< of bpe, or of token files; 0: the usual one
@@ -79,10 +83,13 @@ struct TrainConfig {
 /// "dynamic", "none", or the scale that stays, into the options. False: it is none of them.
 bool set_loss_scale(const std::string& word, StepOptions& out);
 
-/// `base` with the file's values over it. An unknown key is refused with the nearest known one.
+/// `base` with the file's values over it. The model's keys may stand beside the others, too. An
+/// unknown key is refused with the nearest known one.
 Result<TrainConfig> parse_train_config(std::string_view json, std::string_view source,
                                        const TrainConfig& base);
 Status validate(const TrainConfig& config);
+/// Keys of such a file, and of the model, which may stand beside them.
+std::vector<std::string> run_config_keys();
 
 /// The rate of a step; steps count from 0, w is the warm-up, e `decay_until` or the run's steps.
 ///   cosine    (step + 1) / w of the maximum, then half a cosine over [w, e), the minimum from e

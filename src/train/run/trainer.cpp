@@ -24,6 +24,8 @@ using Json = nlohmann::ordered_json;
 TextOptions text_options(const TrainConfig& config) {
   return {.files = config.text,
           .tokens = config.tokens,
+          .field = config.text_field,
+          .format = config.tokens_format,
           .validation_files = config.validation_text,
           .validation_tokens = config.validation_tokens,
           .tokenizer = config.tokenizer,
@@ -360,6 +362,7 @@ Status Trainer::begin(const Admission& admits) {
 
 Status Trainer::bind(std::optional<std::uint64_t> seed, const Admission& admits) {
   if (Status s = find_end_of_text(); !s.ok()) return s;
+  windows_ = Windows(text_->sources, config_.model.context, config_.seed, config_.order);
   StepOptions options = options_on(context_, config_, ranks_);
   Result<StepPlan> plan = build_parallel_step(config_.model, options, parallel_of(config_, ranks_));
   if (!plan.ok()) return plan.status();
@@ -401,9 +404,9 @@ Status Trainer::step(StepReport& report) {
   const std::int64_t windows = config_.batch * config_.accumulate;
   const std::int64_t own = windows / ranks_.size(), first = ranks_.rank() * own;
   for (std::int64_t i = 0; i < own; ++i) {
-    read_window(text_->training,
-                window_start(text_->training, context, config_.seed, done_, first + i), context,
-                executor_->tokens() + i * context, executor_->targets() + i * context);
+    const Windows::Place place = windows_.of(done_, first + i, windows);
+    read_window(*place.text, place.start, context, executor_->tokens() + i * context,
+                executor_->targets() + i * context);
   }
   report.learning_rate = learning_rate(config_, done_);
   executor_->set_scalar(kLearningRate, report.learning_rate);

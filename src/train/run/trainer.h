@@ -87,6 +87,7 @@ class Trainer {
   const std::filesystem::path& folder() const { return folder_.path(); }
   const Tokenizer& tokenizer() const { return text_->tokenizer; }
   const StepExecutor& executor() const { return *executor_; }
+  const Windows& windows() const { return windows_; }
   std::int64_t steps_done() const { return done_; }
   /// What was changed when it was resumed.
   const std::vector<ConfigChange>& changes() const { return changes_; }
@@ -125,6 +126,7 @@ class Trainer {
   RunFolder folder_;
   Ranks ranks_;
   std::unique_ptr<RunText> text_;
+  Windows windows_;
   std::unique_ptr<ParameterStore> parameters_;
   std::unique_ptr<StepExecutor> executor_, evaluator_;
   std::unique_ptr<Context> host_;  ///< what generation runs on

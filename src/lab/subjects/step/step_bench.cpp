@@ -51,6 +51,9 @@ Status time_steps(train::StepExecutor& executor, const Timed& timed) {
   for (const train::Operation& operation : executor.plan().operations) {
     bytes += static_cast<double>(operation.bytes);
   }
+  constexpr double kRate = 1e-4;
+  executor.set_scalar(train::kLearningRate, kRate);
+  if (timed.result.pass == pass_name(StepMode::kFull)) timed.result[kStepRate] = kRate;
   for (int step = 0; step < all; ++step) {
     if (options.cancel && options.cancel->load()) break;
     if (options.stage) options.stage(timed.result.pass, step, all);
@@ -59,7 +62,10 @@ Status time_steps(train::StepExecutor& executor, const Timed& timed) {
     if (Status s = executor.run(); !s.ok()) return s;
     if (Status s = executor.wait(); !s.ok()) return s;
     const double ms = since_ms(begin);
-    if (step == 0) timed.result[kFirstMs] = ms;
+    if (step == 0) {
+      timed.result[kFirstMs] = ms;
+      timed.result[kFirstLoss] = executor.number(executor.plan().loss);
+    }
     if (step >= timed.warmup) samples.push_back(ms);
   }
   timed.result.set_times(samples, work_of(executor.plan()), bytes);

@@ -38,6 +38,8 @@ const Subject& step_subject() {
       {kMeanMs, Place::kDetails, 9},
       {kStdMs, Place::kDetails, 8},
       {kFirstMs, Place::kDetails, 9},
+      {.column = kFirstLoss, .required = false},
+      {.column = kStepRate, .required = false},
       {kTokensPerS, Place::kEachPass, 8},
       {kTflops, Place::kEachPass, 8},
       {kPeakBytes, Place::kRow, 9},

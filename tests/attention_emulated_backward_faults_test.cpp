@@ -9,6 +9,7 @@ namespace flashlab::testing {
 namespace {
 
 using cases::Case;
+using cases::SequenceLengths;
 using emulated::Edit;
 
 TEST(AttentionEmulatedFaults, OfTheAmpereBackwardAreSeen) {
@@ -109,6 +110,39 @@ Case ragged_overwritten() {
   return conformance_case("bf16-ragged-window-beside");
 }
 
+// Sequences without rows before, between and behind others, whose keys are tiles and one more or
+// less: a block goes over the slots of many.
+Case ragged_among_empty() {
+  Case out = one_block();
+  out.name = "ragged among empty";
+  const SequenceLengths none;
+  out.set_sequences({none,
+                     none,
+                     none,
+                     {129, 127},
+                     none,
+                     none,
+                     none,
+                     none,
+                     {64, 128},
+                     none,
+                     none,
+                     none,
+                     {63, 129},
+                     {1, 257},
+                     none,
+                     none});
+  return out;
+}
+
+// The same where K and V have one place.
+Case ragged_wide_among_empty() {
+  Case out = ragged_among_empty();
+  out.name = "ragged among empty, d 128";
+  out.head_dim = out.head_dim_v = 128;
+  return out;
+}
+
 TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
   constexpr const char* kMain = "sm90/backward/kernel.cu";
   constexpr const char* kProducer = "sm90/backward/producer.h";
@@ -200,15 +234,6 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
        &one_block},
       {"a tile of the accumulator is not zeros everywhere",
        {{kZeros, "i < BackwardSizes<Config>::kTileFloats / 4; i += 32", "i < 32; i += 32"}}},
-      {"rows behind a sequence's end are read",
-       {{kProducer, "const BoundedRows rows(begin, length, row);",
-         "const BoundedRows rows(begin, length + 3, row);"}},
-       true,
-       &ragged},
-      {"rows of no sequence are not written",
-       {{"sm90/backward/sequence.h", "rows.begin >= rows.end", "true"}},
-       false,
-       &ragged_overwritten},
       {"rows are cleared by one consumer alone",
        {{kMain, "    return !has_empty_row(query0, shared.lse2[ring_queries.stage]);\n",
          "    return true;\n"}},
@@ -218,6 +243,58 @@ TEST(AttentionEmulatedFaults, OfTheHopperBackwardAreSeen) {
   for (Planted& each : list) {
     if (each.problem == &rings) each.problem = &groups;
   }
+  expect_all_are_seen("sm90", Pass::kBackward, list);
+}
+
+TEST(AttentionEmulatedFaults, OfTheRaggedHopperBackwardAreSeen) {
+  constexpr const char* kMain = "sm90/backward/kernel.cu";
+  constexpr const char* kProducer = "sm90/backward/producer.h";
+  const std::vector<Planted> list = {
+      {"rows behind a sequence's end are read",
+       {{kProducer, "const BoundedRows rows(begin, length, row);",
+         "const BoundedRows rows(begin, length + 3, row);"}},
+       true,
+       &ragged},
+      {"rows of no sequence are not written",
+       {{"sm90/backward/sequence.h", "rows.begin >= rows.end", "true"}},
+       false,
+       &ragged_overwritten},
+      {"a slot behind those without rows is left out",
+       {{"sm90/backward/sequence.h", "until * order.heads_from(first)",
+         "(until + 1) * order.heads_from(first)"}},
+       true,
+       &ragged_among_empty},
+      {"the only place of keys is filled before the last dQ has read it",
+       {{kMain, "      ptx::wgmma_wait<0>();\n      ring_keys.release();\n", ""},
+        {kMain, "    await_turn();\n    step<StepOf::kFirst>(at, 0);",
+         "    ring_keys.release();\n    await_turn();\n    step<StepOf::kFirst>(at, 0);"}},
+       false,
+       &ragged_wide_among_empty},
+      {"the next tile of keys leaves out a place of dS",
+       {{kMain, "      ring_scores = next_scores;\n", ""}},
+       true,
+       &ragged_wide_among_empty},
+      {"dK and dV go on where K and V have one place",
+       {{kMain, "      store_found(own_place);\n      warpgroup.clear_gradients();\n",
+         "      store_found(own_place);\n"}},
+       false,
+       &ragged_wide_among_empty},
+      {"a tile of keys is looked for in the place of the one that is stored",
+       {{"sm90/backward/tiles.h", "key_stages == 1 ? 3 :", "key_stages == 1 ? 2 :"},
+        {kProducer, "      if constexpr (Tiles::kOwnPlaces) load_queries(work, at);\n",
+         "      if constexpr (Tiles::kOwnPlaces) load_queries(work, at), "
+         "shared.parts.wanted.arrive();\n"},
+        {kProducer,
+         "      if constexpr (Tiles::kOwnPlaces) {\n        if (at.left == wanted) "
+         "shared.parts.wanted.arrive();\n",
+         "      if constexpr (Tiles::kOwnPlaces) {\n"},
+        {kProducer,
+         "        if (at.left == wanted) shared.parts.wanted.arrive();\n        "
+         "load_queries",
+         "        load_queries"}},
+       false,
+       &ragged_wide_among_empty},
+  };
   expect_all_are_seen("sm90", Pass::kBackward, list);
 }
 

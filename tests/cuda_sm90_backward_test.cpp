@@ -56,7 +56,7 @@ Problem ragged(std::int64_t dim, Options options = {}) {
   return problem;
 }
 
-TEST(Sm90Backward, BlocksOfARaggedCallStayAtHeadDim64) {
+TEST(Sm90Backward, BlocksOfARaggedCallStayWithoutDropout) {
   const unsigned slots = 500 / 128 + 7 + 2;
   const auto made = testing::plan_on(plan_sm90_backward, "sm_90a", ragged(64, named()), 20);
   ASSERT_NE(made, nullptr);
@@ -77,9 +77,13 @@ TEST(Sm90Backward, BlocksOfARaggedCallStayAtHeadDim64) {
   EXPECT_EQ(made->regions[2].bytes, rows * 64 * 4);
   EXPECT_EQ(made->regions[3].bytes, (rows / 128 + 2) * 4) << "a counter of tiles that are taken";
 
+  const auto wide = testing::plan_on(plan_sm90_backward, "sm_90a", ragged(128, named()), 20);
+  ASSERT_NE(wide, nullptr);
+  EXPECT_EQ(shape_of(wide, 1).grid_x, 20u) << "K and V have one place";
+
   Options drop = named();
   drop.dropout = 0.1f;
-  for (const Problem& each : {ragged(128, named()), ragged(64, drop)}) {
+  for (const Problem& each : {ragged(128, drop), ragged(64, drop)}) {
     const auto blocks = testing::plan_on(plan_sm90_backward, "sm_90a", each, 20);
     ASSERT_NE(blocks, nullptr);
     EXPECT_EQ(shape_of(blocks, 1).grid_x, slots * 4) << "a block for every slot and head";

@@ -53,6 +53,7 @@ SPILLS = {
     # A warp that does not multiply finds tiles of sequences in 24 registers, once a tile of keys.
     # With 40, and 232 for those that multiply, calls took 1.03 of the time.
     ("flash_bwd_sm90", "sm_90a", "kRagged true", "kKeyStages 3"): 560,
+    ("flash_bwd_sm90", "sm_90a", "kRagged true", "kKeyStages 1"): 480,
     # Pointers and lengths of a sequence, d 256: 14 words. Not timed.
     ("flash_bwd_sm80", "sm_90a", "kRagged true"): 108,
     # The same, d 128: seven words. Equal lengths take 1.04 of the dense call's time.

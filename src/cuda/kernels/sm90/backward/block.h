@@ -33,7 +33,12 @@ struct Sm90BackwardTiles {
   /// Consumers share out dQ [kTileQ, kDim] in parts of 64 x 64: of the queries, or of the features.
   static constexpr bool kSplitQueries = kTileQ > kWarpgroupRows;
   /// Whether blocks take tile of keys after tile of keys.
-  static constexpr bool kStays = Config::kKeyStages > 1;
+  static constexpr Sm90BackwardTiling kTiling{
+      .key_stages = Config::kKeyStages, .dropout = Config::kDropout, .ragged = Config::kRagged};
+  static constexpr bool kStays = kTiling.stays();
+  /// Places of what is known of tiles of keys, and whether K and V have fewer.
+  static constexpr int kPlaces = kTiling.places();
+  static constexpr bool kOwnPlaces = kPlaces != Config::kKeyStages;
   /// Whether a warp finds the sequence of each tile of keys; where blocks do not stay, the block.
   static constexpr bool kFinds = Config::kRagged && kStays;
   /// Whether this kernel writes the zeros that dQ is added to, head by head or as its blocks come
@@ -159,7 +164,7 @@ struct Sm90StepCount<false> {};
 
 template <class Config>
 struct Sm90StorageParts : Sm90DrawnTiles<Config, Config::kDropout>,
-                          Sm90SequencePlaces<Config::kRagged, Config::kKeyStages>,
+                          Sm90SequencePlaces<Config::kRagged, Sm90BackwardTiles<Config>::kPlaces>,
                           Sm90FoundTile<Sm90BackwardTiles<Config>::kFinds>,
                           Sm90StepCount<Sm90BackwardTiles<Config>::kClaimsZeros> {};
 
@@ -177,7 +182,7 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
   RingBarriers<Config::kStages> ring_queries;  ///< Q, dO, lse2, delta and draws of a tile
   RingBarriers<kScoreStages> ring_scores;      ///< full: every consumer has stored its dS^T
   alignas(16) Sm90StorageParts<Config> parts;
-  int work[Config::kKeyStages];  ///< of the tile of keys: PlacedTile, -1: no more
+  int work[Tiles::kPlaces];  ///< of the tile of keys: PlacedTile, -1: no more
 
   /// Bytes of a tile of queries.
   static constexpr int kQueryBytes = 2 * Tiles::TileQuery::kBytes + 2 * 4 * Tiles::kTileQ;

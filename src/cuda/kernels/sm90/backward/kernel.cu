@@ -51,6 +51,7 @@ struct Sm90KeyConsumer {
   Ring<Config::kKeyStages> ring_keys;
   Ring<Config::kStages> ring_queries;
   Ring<kScoreStages> ring_scores;  ///< where the next dS^T is stored
+  int own_place = 0;               ///< of what is known of the tile of keys, with places of its own
   Warpgroup warpgroup;
   HeadSlope<Config> slope;  ///< of the head whose tiles of queries come by
 
@@ -130,16 +131,17 @@ struct Sm90KeyConsumer {
   }
 
   __device__ void open_sequence() {
-    const Sm90Sequence& opened = shared.parts.sequences[ring_keys.stage];
+    const Sm90Sequence& opened = shared.parts.sequences[place()];
     shape = opened.shape;
     work = opened.work;
     slots = opened.begins.slots, slot = opened.begins.slot;
     visibility = PairVisibility<Config>(shape);
   }
+  __device__ int place() const { return Tiles::kOwnPlaces ? own_place : ring_keys.stage; }
   /// Waits for the tile of keys whose place is `ring_keys`. False: there are no more.
   __device__ bool open() {
     ring_keys.wait_full();
-    const int index = __shfl_sync(ptx::kFullMask, shared.work[ring_keys.stage], 0);
+    const int index = __shfl_sync(ptx::kFullMask, shared.work[place()], 0);
     if constexpr (Tiles::kFinds) {
       if (index >= 0) open_sequence();
       return index >= 0;
@@ -334,7 +336,7 @@ struct Sm90KeyConsumer {
         step<StepOf::kSameKeys>(at, before);
         before = tile();
       }
-      if constexpr (!Tiles::kStays) break;
+      if constexpr (!Tiles::kStays || Tiles::kOwnPlaces) break;
       // The other consumer gives the tile of keys before back in its next turn. Where its place is
       // what the next tile waits for, that turn comes first.
       if (Config::kKeyStages == 2 && work.per_head() * shape.group == 1) {
@@ -349,11 +351,20 @@ struct Sm90KeyConsumer {
     }
     pass_turn();
     float sum[32];
+    const Ring<kScoreStages> next_scores = ring_scores;
     ring_scores.advance();  // nothing is stored any more
     wait_for_phase(ring_scores.full(), ring_scores.phase ^ 1);
     start_grad_q(sum, stage_before());
+    if constexpr (Tiles::kOwnPlaces) {
+      ptx::wgmma_wait<0>();
+      ring_keys.release();
+    }
     finish_grad_q<0>(sum, before);
-    if constexpr (Tiles::kStays) ring_keys.release(stage_before());
+    if constexpr (Tiles::kOwnPlaces) {
+      ring_scores = next_scores;
+    } else if constexpr (Tiles::kStays) {
+      ring_keys.release(stage_before());
+    }
     if (warpgroup.consumer == 0) await_turn();  // nothing is left at a barrier
   }
 
@@ -375,8 +386,22 @@ struct Sm90KeyConsumer {
     return tile_of_keys<Config>(shape, index);
   }
 
+  /// K and V have one place: the next tile's come while this one's dK and dV are stored.
+  __device__ void walk_alone() {
+#pragma unroll 1
+    while (open()) {
+      walk();
+      store_found(own_place);
+      warpgroup.clear_gradients();
+      ring_keys.advance();
+      own_place = StageOf<Tiles::kPlaces>::next(own_place);
+    }
+  }
+
   __device__ void run() {
-    if constexpr (Tiles::kFinds) {
+    if constexpr (Tiles::kOwnPlaces) {
+      walk_alone();
+    } else if constexpr (Tiles::kFinds) {
       if (open()) {
         walk();
         store_found(stage_before());

@@ -154,7 +154,7 @@ Blocks count_blocks(const Problem& problem, const Geometry& g, const Sm90Backwar
     const std::int64_t length =
         g.ragged_q ? divide_up(g.seqlen_q, std::max<std::int64_t>(g.batch, 1)) : g.seqlen_q;
     blocks.order = choose_order(g, t, g.heads_k, blocks.sequences.slots_k, length, device, parts);
-    if (t.key_stages > 1) {
+    if (t.stays()) {
       blocks.key_blocks = std::min<std::int64_t>(blocks.key_tiles, device.multiprocessors);
     }
     return blocks;
@@ -195,7 +195,7 @@ void add_regions(GpuPlan& plan, std::int64_t rows, const Sm90BackwardTiling& t,
                  std::int64_t parts) {
   const std::int64_t heads = plan.geometry.batch * plan.geometry.heads_q;
   const std::int64_t counters =
-      t.ragged && t.key_stages == 1 ? 0 : rows / t.tile_q + 2 + (t.ragged ? 0 : heads);
+      t.ragged && !t.stays() ? 0 : rows / t.tile_q + 2 + (t.ragged ? 0 : heads);
   const auto region = [&](const char* name, std::int64_t bytes) {
     return plan.add_gpu_region(name, static_cast<std::size_t>(bytes));
   };
@@ -277,7 +277,7 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
     step.words.clear();
     return step;
   };
-  const bool stays = t.key_stages > 1, counts_heads = stays && !t.ragged;
+  const bool stays = t.stays(), counts_heads = stays && !t.ragged;
   const BackwardRows rows{
       call_form(plan.problem), t.tile_q,     t.tile_dim,
       blocks.query_blocks,     counts_heads, t.ragged ? &blocks.sequences : nullptr};
@@ -306,7 +306,8 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
 // Blocks that stay save 1.6 to 2.3 us from one tile of keys to the next. At head dim 128, where a
 // second tile's K and V take 64 KiB, calls with 512 keys took 0.97 of the time with them, a window
 // of 1024 0.98, and causal ones from 4k on 1.02 to 1.03 (H200, 2026-11-24 and 25). Windows have
-// kernels of their own anyway.
+// kernels of their own anyway. In ragged calls blocks stay with one place, too: the search for the
+// next tile's sequence goes beside the steps (Sm90BackwardTiling::stays).
 Sm90BackwardTiling choose_sm90_backward_tiling(std::int64_t head_dim, bool short_window,
                                                bool dropout, bool ragged) {
   Sm90BackwardTiling t{.dropout = dropout, .ragged = ragged};

@@ -48,7 +48,7 @@ struct Sm90QueryProducer {
   __device__ void load_keys(const Work& work, PlacedTile<Config> placed) {
     ring_keys.wait_empty();
     const int stage = ring_keys.stage;
-    shared.work[stage] = placed.word;
+    shared.work[Tiles::kOwnPlaces ? place : stage] = placed.word;
     ptx::barrier_arrive_expect(ring_keys.full(), 2 * TileKey::kBytes);
     copy<TileKey>(shared.k[stage], args.k, work.key0, work.head_k, work.batch, begins().k,
                   shape().seqlen_k, ring_keys.full(), ptx::kEvictFirst);
@@ -58,7 +58,7 @@ struct Sm90QueryProducer {
   }
   __device__ void end() {
     ring_keys.wait_empty();
-    shared.work[ring_keys.stage] = -1;
+    shared.work[Tiles::kOwnPlaces ? place : ring_keys.stage] = -1;
     ptx::barrier_arrive(ring_keys.full());
   }
   __device__ void load_queries(const Work& work, const Cursor& at) {
@@ -95,24 +95,32 @@ struct Sm90QueryProducer {
     for (; at.left > 0; at.next(work, shape())) load_queries(work, at);
   }
 
-  /// Of the tiles of keys that Sm90SequenceFinder finds.
+  /// Of the tiles of keys that Sm90SequenceFinder finds. Where K and V have one place the first
+  /// tile of queries is on its way before that is free; the next tile of keys is asked for behind:
+  /// then nobody reads its place any more.
   __device__ void run_found() {
     unsigned phase = 0;
 #pragma unroll 1
     for (;;) {
       wait_for_phase(shared.parts.found.address(), phase);
       phase ^= 1;
-      place = ring_keys.stage;
+      if constexpr (!Tiles::kOwnPlaces) place = ring_keys.stage;
       if (shared.work[place] < 0) break;
       const Work work = shared.parts.sequences[place].work;
       Cursor at(work, shape(), {});
       const int wanted = smaller(at.left, kWanted);
+      if constexpr (Tiles::kOwnPlaces) load_queries(work, at);
       load_keys(work, PlacedTile<Config>(0));
+      if constexpr (Tiles::kOwnPlaces) {
+        if (at.left == wanted) shared.parts.wanted.arrive();
+        at.next(work, shape());
+      }
 #pragma unroll 1
       for (; at.left > 0; at.next(work, shape())) {
         if (at.left == wanted) shared.parts.wanted.arrive();
         load_queries(work, at);
       }
+      if constexpr (Tiles::kOwnPlaces) place = StageOf<Tiles::kPlaces>::next(place);
     }
     end();
   }

@@ -75,7 +75,9 @@ template <class Config>
 struct Sm90SequenceFinder {
   const Sm90RaggedBackwardArguments& ragged;
   Sm90BackwardStorage<Config>& shared;
+  using Tiles = Sm90BackwardTiles<Config>;
   Ring<Config::kKeyStages> ring_keys{shared.ring_keys};
+  int to_place = 0;  ///< where what is found is described
 
   static __device__ int lane() { return static_cast<int>(threadIdx.x % 32); }
   __device__ unsigned* tickets() const {
@@ -109,7 +111,7 @@ struct Sm90SequenceFinder {
     }
     found.template clear_unused<32>(ragged);
     if (!found.has_keys()) return false;
-    Sm90Sequence& to = shared.parts.sequences[ring_keys.stage];
+    Sm90Sequence& to = shared.parts.sequences[to_place];
     if (lane() == 0) found.describe(ragged, to);
     __syncwarp();
     if (to.work.per_head() > 0) return true;
@@ -127,15 +129,22 @@ struct Sm90SequenceFinder {
     unsigned phase = 0;
 #pragma unroll 1
     for (;;) {
-      ring_keys.wait_empty();
+      if constexpr (!Tiles::kOwnPlaces) {
+        ring_keys.wait_empty();
+        to_place = ring_keys.stage;
+      }
 #pragma unroll 1
       while (place < end && !find(place)) place = take_place();
       if (lane() == 0) {
-        shared.work[ring_keys.stage] = place < end ? 0 : -1;
+        shared.work[to_place] = place < end ? 0 : -1;
         shared.parts.found.arrive();
       }
       if (place >= end) return;
-      ring_keys.advance();
+      if constexpr (Tiles::kOwnPlaces) {
+        to_place = StageOf<Tiles::kPlaces>::next(to_place);
+      } else {
+        ring_keys.advance();
+      }
       wait_for_phase(shared.parts.wanted.address(), phase);
       phase ^= 1;
       place = take_place();

@@ -11,12 +11,18 @@ struct Sm90BackwardTiling {
   int tile_k = 128;    ///< keys of a tile, 64 for each consumer warpgroup
   int tile_dim = 128;  ///< features of a tile (kDimUnit); those beyond the head dims are zeros
   int stages = 2;      ///< tiles of queries under way
-  /// 1: a block for each tile of keys. Above: blocks that stay, so many tiles of keys under way.
+  /// Tiles of keys under way. 1: a block for each, but in ragged calls without dropout.
   int key_stages = 1;
   bool dropout = false;  ///< draws lie beside the tiles of queries
   bool ragged = false;   ///< what a block knows of its tiles' sequences lies there, too
   bool abreast = false;  ///< the query heads of a group go abreast (KeyOrder::wave)
   bool parts = false;    ///< tiles of keys are cut (KeyParts)
+
+  /// Whether blocks stay, and take tile of keys after tile of keys.
+  constexpr bool stays() const { return key_stages > 1 || (ragged && !dropout); }
+  /// Of what a block knows of its tiles of keys: beside K and V; where these have one place, of the
+  /// tile whose gradients are stored, of the one after it, and of the one that is looked for.
+  constexpr int places() const { return stays() && key_stages == 1 ? 3 : key_stages; }
 };
 
 /// How tiles of keys are cut by queries where there are too few of them. A tile has a stream of
@@ -91,10 +97,10 @@ constexpr int shared_bytes(const Sm90BackwardTiling& t) {
   const int scores = kScoreStages * t.tile_k * t.tile_q * 2;
   const int barriers = 16 * (t.key_stages + t.stages + kScoreStages);
   const int parts = (t.dropout ? t.stages * kDrawnBytes + kWordsBytes : 0) +
-                    (t.ragged ? t.key_stages * kSequenceBytes : 0) +
-                    (t.ragged && t.key_stages > 1 ? kFoundBytes : 0) +
+                    (t.ragged ? t.places() * kSequenceBytes : 0) +
+                    (t.ragged && t.stays() ? kFoundBytes : 0) +
                     (t.dropout || t.ragged ? 0 : kEmptyBytes);
-  const int work = t.key_stages * 4;
+  const int work = t.places() * 4;
   const int bytes = keys + queries + scores + barriers + parts + work;
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }

@@ -143,8 +143,8 @@ Status check_scratch(std::span<const Argument> arguments, Workspace workspace) {
 }
 
 // Which axes of a tensor of a call with lengths may be shorter than planned.
-void allow_less(Argument& a, const SequenceSource& source) {
-  const ShapeRule& rule = rules_of(source)[static_cast<std::size_t>(a.row->role)];
+void allow_less(Argument& a, const ShapeRules& rules) {
+  const ShapeRule& rule = rules[static_cast<std::size_t>(a.row->role)];
   for (int i = 0; i < rule.rank; ++i) {
     const auto n = static_cast<std::size_t>(i);
     const bool one = rule.broadcasts && a.planned->shape[n] == 1;
@@ -158,8 +158,9 @@ template <class Tensors>
 Status check_agreement(std::span<const Argument> arguments, const SequenceSource& source,
                        const Tensors& tensors) {
   const Extents sizes = extents_of_call(source, tensors);
+  const ShapeRules& rules = rules_of(source);
   for (const Argument& a : arguments) {
-    const ShapeRule& rule = rules_of(source)[static_cast<std::size_t>(a.row->role)];
+    const ShapeRule& rule = rules[static_cast<std::size_t>(a.row->role)];
     for (int i = 0; i < rule.rank; ++i) {
       if ((a.less >> i & 1) == 0) continue;
       const Extent extent = rule.extents[static_cast<std::size_t>(i)];
@@ -197,8 +198,9 @@ Status check_call(const Problem& planned, const Tensors& tensors, Workspace work
   const std::span<Argument> all{arguments.data(), count};
   const bool lengths = has_lengths(planned);
   const SequenceSource source = lengths ? source_of(planned) : SequenceSource{};
+  const ShapeRules& rules = rules_of(source);
   for (Argument& a : all) {
-    if (lengths) allow_less(a, source);
+    if (lengths) allow_less(a, rules);
     if (Status s = check_argument(a); !s.ok()) return s;
   }
   Status status = lengths ? check_agreement<Tensors>(all, source, tensors) : Status();

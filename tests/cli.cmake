@@ -7,7 +7,7 @@ if(FLASHLAB_BUILD_CLI)
   flashlab_test(cli_problem_run_test SOURCES cli_problem_run_test.cpp LIBRARIES flashlab_lab)
 
   foreach(part IN ITEMS bad_input collective commands data help kernels monitor mpi parallel
-      peers profile profile_gpu ranks results runs step train weights)
+      peers profile profile_gpu ranks hosts results runs step train weights)
     add_test(NAME cli_${part}_test
       COMMAND Python3::Interpreter ${CMAKE_CURRENT_SOURCE_DIR}/cli_${part}_test.py
         $<TARGET_FILE:flashlab_cli> ${PROJECT_SOURCE_DIR})
@@ -25,6 +25,9 @@ if(FLASHLAB_BUILD_CLI)
 
   # A driver of two GPUs, in which processes copy and add.
   set_tests_properties(cli_collective_test PROPERTIES
+    ENVIRONMENT "FLASHLAB_FAKE_GPU=$<TARGET_FILE_DIR:flashlab_fake_gpu>")
+
+  set_tests_properties(cli_hosts_test PROPERTIES
     ENVIRONMENT "FLASHLAB_FAKE_GPU=$<TARGET_FILE_DIR:flashlab_fake_gpu>")
 
   # Skips what needs mpirun where the module was not built.

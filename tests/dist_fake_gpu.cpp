@@ -5,7 +5,8 @@
 // it is asked for, in fake_nccl_log().
 //
 // FAKE_GPUS: how many there are (2). FAKE_MAJOR: their compute capability (9). FAKE_NO_PEERS: they
-// do not reach each other. FAKE_SAME: all have one name. FAKE_NCCL: NCCL's version (22809).
+// do not reach each other. FAKE_SAME: all have one name. FAKE_FIRST: the first
+// one's, for other hosts. FAKE_NCCL: NCCL's version (22809).
 
 #include <fcntl.h>
 #include <sched.h>
@@ -163,7 +164,8 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
 }
 int cuDeviceGetUuid_v2(flashlab::cuda::CUuuid* uuid, int ordinal) {
   std::memset(uuid, 0, sizeof *uuid);
-  uuid->bytes[0] = static_cast<char>(number("FAKE_SAME", 0) != 0 ? 0 : ordinal);
+  const int first = number("FAKE_FIRST", 0);
+  uuid->bytes[0] = static_cast<char>(number("FAKE_SAME", 0) != 0 ? 0 : first + ordinal);
   return kSuccess;
 }
 int cuDeviceCanAccessPeer(int* can, int, int) {

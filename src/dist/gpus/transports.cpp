@@ -18,9 +18,15 @@ Result<GpuTransports> gpu_transports(Device where, Communicator& control,
   auto nccl = nccl_communicator(device, control);
   out.nccl_status = nccl.status();
   if (nccl.ok()) out.nccl = std::move(*nccl);
-  auto copies = copies_communicator(device, control);
-  out.copies_status = copies.status();
-  if (copies.ok()) out.copies = std::move(*copies);
+  if (control.transport() == "sockets") {
+    out.copies_status = Status::unsupported({"copies", "ranks of several hosts",
+                                             "GPUs of one host, whose memory processes share",
+                                             "NCCL carries bytes between hosts"});
+  } else {
+    auto copies = copies_communicator(device, control);
+    out.copies_status = copies.status();
+    if (copies.ok()) out.copies = std::move(*copies);
+  }
   if (out.nccl != nullptr || out.copies != nullptr) {
     out.chosen = chosen_communicator(control, out.nccl.get(), out.copies.get(), options);
   }

@@ -8,6 +8,7 @@
 
 #include "dist/mpi/mpi_communicator.h"
 #include "dist/shared/shared_communicator.h"
+#include "dist/sockets/socket_communicator.h"
 #include "flashlab/version.h"
 
 namespace flashlab::dist {
@@ -15,14 +16,30 @@ namespace flashlab::dist {
 Result<std::unique_ptr<runtime::Communicator>> join(const World& world,
                                                     const JoinOptions& options) {
   turn_multicast_off();
+  const std::string build = fmt::format("{} ({})", version(), build_commit());
+  const std::string group = world.job + "-" + options.group;
   if (world.local_size != world.size) {
-    return Status::unsupported({"ranks",
-                                fmt::format("{} on {} hosts or more, {} of them on {}", world.size,
-                                            (world.size + world.local_size - 1) / world.local_size,
-                                            world.local_size, world.host),
-                                "all ranks on one host",
-                                "start them on one host; this version has no transport between "
-                                "hosts"});
+    if (world.address.empty() || world.port <= 0) {
+      return Status::unsupported(
+          {"ranks",
+           fmt::format("{} on {} hosts or more, {} of them on {}", world.size,
+                       (world.size + world.local_size - 1) / world.local_size, world.local_size,
+                       world.host),
+           "MASTER_ADDR and MASTER_PORT, where ranks of several hosts meet",
+           "set them to rank 0's host and a port, as torchrun does, or start all ranks on one "
+           "host"});
+    }
+    auto between = socket_communicator({.rank = world.rank,
+                                        .size = world.size,
+                                        .address = world.address,
+                                        .port = world.port,
+                                        .timeout_s = options.timeout_s,
+                                        .group = group,
+                                        .host = world.host,
+                                        .build = build});
+    if (!between.ok() || options.transport != "mpi") return between;
+    runtime::Communicator& control = **between;
+    return mpi_communicator(control, std::move(*between), options.timeout_s);
   }
   if (world.size > kMaxSharedRanks) {
     return Status::unsupported({"ranks", fmt::format("{}", world.size),
@@ -32,9 +49,9 @@ Result<std::unique_ptr<runtime::Communicator>> join(const World& world,
                          .size = world.size,
                          .timeout_s = options.timeout_s,
                          .host = world.host,
-                         .build = fmt::format("{} ({})", version(), build_commit())};
+                         .build = build};
   Result<std::unique_ptr<Segment>> made = [&]() -> Result<std::unique_ptr<Segment>> {
-    if (!world.alone()) return Segment::meet(world.job + "-" + options.group, segment);
+    if (!world.alone()) return Segment::meet(group, segment);
     const Result<int> descriptor = Segment::descriptor_for(segment);
     if (!descriptor.ok()) return descriptor.status();
     Result<std::unique_ptr<Segment>> own = Segment::enter(*descriptor, segment);

@@ -20,7 +20,9 @@ struct JoinOptions {
 
 /// The communicator of all ranks of the world, over CPUs. All call it. A process that is alone is a
 /// group of one.
-/// Errors: kUnsupported (ranks of several hosts), those of Segment::meet and of mpi_communicator.
+/// Ranks of one host share memory; of several they meet by sockets, at rank 0.
+/// Errors: kUnsupported (several hosts, and no address), those of Segment::meet, of
+/// socket_communicator and of mpi_communicator.
 Result<std::unique_ptr<runtime::Communicator>> join(const World& world,
                                                     const JoinOptions& options = {});
 

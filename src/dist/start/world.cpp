@@ -187,6 +187,9 @@ Result<World> world_of(const Variables& variables) {
     }
   }
   out.host = host_name();
+  const std::optional<std::string> port = variables("MASTER_PORT");
+  out.address = variables("MASTER_ADDR").value_or("");
+  if (port) std::from_chars(port->data(), port->data() + port->size(), out.port);
   // Ranks of one host have one parent where their starter has no name for the run.
   if (out.job.empty()) out.job = fmt::format("parent-{}", ::getppid());
   out.job = file_name(fmt::format("{}-{}", ::getuid(), out.job));

@@ -16,6 +16,8 @@ struct World {
   std::string starter;                 ///< "torchrun", "mpirun (OpenMPI)", ...; empty: nobody
   std::string job;                     ///< a name that all ranks of this run know, and no other run
   std::string host;
+  std::string address;  ///< MASTER_ADDR: where ranks of several hosts meet; empty: nobody said so
+  int port = 0;         ///< MASTER_PORT
 
   bool alone() const noexcept { return size == 1; }
 };

@@ -42,6 +42,8 @@ Status CollectiveSession::add(const std::string& name, const BenchOptions& optio
       if (!mpi.ok()) return mpi.status();
       mpi_ = std::move(*mpi);
       out.group = mpi_.get();
+    } else {
+      out.name = out.group->transport();  // between hosts these are sockets
     }
     transports_.push_back(std::move(out));
     return {};

@@ -46,7 +46,7 @@ struct Sm90BackwardTiles {
   static constexpr bool kWritesZeros = !Config::kRagged && !Config::kAbreast,
                         kClaimsZeros = Config::kAbreast && !Config::kParts;
   /// Whether the heads are counted whose dQ is complete.
-  static constexpr bool kCountsDone = kStays && !Config::kRagged;
+  static constexpr bool kCountsDone = !Config::kRagged && !Config::kParts;
   static_assert(!kFinds || !Config::kDropout);
   static_assert(!Config::kParts || (Config::kAbreast && !kStays));
   static_assert(kTileK == 128 && kTileQ * kDim == 128 * 64 && Sizes::kDim == kDim &&
@@ -210,7 +210,9 @@ struct alignas(kSlabAlignment) Sm90BackwardStorage {
     constexpr int kDrawingWarps = Config::kDropout;
     constexpr int kZeroingWarps = Tiles::kWritesZeros || Tiles::kClaimsZeros,
                   kCountingThreads = Tiles::kCountsDone;
-    ring_keys.init(1, kConsumerWarps + kDrawingWarps + kZeroingWarps + kCountingThreads);
+    // Who looks at tile after tile gives them back, too.
+    constexpr int kOthers = Tiles::kStays ? kDrawingWarps + kZeroingWarps + kCountingThreads : 0;
+    ring_keys.init(1, kConsumerWarps + kOthers);
     ring_queries.init(1 + 32 * kDrawingWarps, kConsumerWarps * (Config::kDropout ? 32 : 1));
     ring_scores.init(kConsumerWarps, kConsumerWarps);
     if constexpr (Tiles::kClaimsZeros) parts.steps_begun = 0;

@@ -362,7 +362,7 @@ struct Sm90KeyConsumer {
     finish_grad_q<0>(sum, before);
     if constexpr (Tiles::kOwnPlaces) {
       ring_scores = next_scores;
-    } else if constexpr (Tiles::kStays) {
+    } else if constexpr (Tiles::kStays || Tiles::kCountsDone) {
       ring_keys.release(stage_before());
     }
     if (warpgroup.consumer == 0) await_turn();  // nothing is left at a barrier
@@ -480,7 +480,7 @@ __device__ void sm90_backward(const Sm90BackwardCall<Config>& call) {
     shared.init_barriers();
   }
   __syncthreads();
-  if constexpr (Tiles::kStays) ptx::launch_dependents();
+  if constexpr (Tiles::kCountsDone) ptx::launch_dependents();
   const int warpgroup = __shfl_sync(ptx::kFullMask, threadIdx.x / kWarpgroupThreads, 0);
   // A block's only tile is found before roles part, or the compiler finds shared addresses anew in
   // every step.
@@ -515,7 +515,7 @@ __device__ void sm90_backward(const Sm90BackwardCall<Config>& call) {
       if (threadIdx.x / 32 == kSearches) Sm90SequenceFinder<Config>{call, shared}.run();
     }
     if constexpr (Tiles::kCountsDone) {
-      if (threadIdx.x == 32 * kCounts) Sm90HeadCounter<Config>{args.call, shared}.run();
+      if (threadIdx.x == 32 * kCounts) Sm90HeadCounter<Config>{args.call, shared}.run(first);
     }
   } else {
     ptx::take_registers<Tiles::kConsumerRegisters>();

@@ -277,7 +277,7 @@ void add_steps(GpuPlan& plan, const ConfigPrinter& config, const Sm90BackwardTil
     step.words.clear();
     return step;
   };
-  const bool stays = t.stays(), counts_heads = stays && !t.ragged;
+  const bool stays = t.stays(), counts_heads = !t.ragged && !t.parts;
   const BackwardRows rows{
       call_form(plan.problem), t.tile_q,     t.tile_dim,
       blocks.query_blocks,     counts_heads, t.ragged ? &blocks.sequences : nullptr};

@@ -409,8 +409,9 @@ TEST(AttentionEmulatedFewKeys, BackwardMeetsForwardsScores) {
 class RaggedTensors {
  public:
   static constexpr std::int64_t kRows = 150, kDim = 64;
-  explicit RaggedTensors(const std::vector<std::int32_t>& offsets, DType dtype = DType::kBf16)
-      : dtype_(dtype) {
+  explicit RaggedTensors(const std::vector<std::int32_t>& offsets, DType dtype = DType::kBf16,
+                         std::int64_t dim = kDim)
+      : dtype_(dtype), dim_(dim) {
     q = rows(), k = rows(), v = rows(), o = rows(), d_o = rows(), dq = rows(), dk = rows();
     dv = rows();
     lse = tensor(allocate(kRows * 4), {1, kRows}, DType::kFp32, kDevice);
@@ -441,7 +442,7 @@ class RaggedTensors {
   static constexpr Device kDevice{DeviceKind::kCuda, 0};
   Tensor rows() {
     const std::size_t bytes = dtype_ == DType::kFp32 ? 4 : 2;
-    return tensor(allocate(kRows * kDim * bytes), {kRows, 1, kDim}, dtype_, kDevice);
+    return tensor(allocate(kRows * dim_ * bytes), {kRows, 1, dim_}, dtype_, kDevice);
   }
   void* allocate(std::size_t bytes) {
     const auto data = memory_->allocate(bytes);
@@ -451,6 +452,7 @@ class RaggedTensors {
     return *data;
   }
   DType dtype_;
+  std::int64_t dim_;
   std::shared_ptr<lab::DeviceMemory> memory_ = emulated_memory();
   std::vector<void*> allocated_;
 };
@@ -467,20 +469,21 @@ TEST(AttentionEmulatedOffsets, ThatAreWrongEndAndStayInside) {
   struct Call {
     DType dtype;
     const char* implementation;
-    bool deterministic;
+    std::int64_t dim = 64;
   };
-  const Call calls[] = {
-      {DType::kBf16, "sm80", true}, {DType::kBf16, "sm90", false}, {DType::kFp32, "sm80", true}};
+  const Call calls[] = {{DType::kBf16, "sm80"},
+                        {DType::kBf16, "sm90"},
+                        {DType::kBf16, "sm90", 128},
+                        {DType::kFp32, "sm80"}};
   for (std::size_t i = 0; i < std::size(all) * std::size(calls); ++i) {
     const std::vector<std::int32_t>& offsets = all[i / std::size(calls)];
-    const auto& [dtype, implementation, deterministic] = calls[i % std::size(calls)];
+    const auto& [dtype, implementation, dim] = calls[i % std::size(calls)];
     SCOPED_TRACE(
-        fmt::format("{} {} {}", to_string(dtype), implementation, fmt::join(offsets, " ")));
-    const RaggedTensors x(offsets, dtype);
+        fmt::format("{} {} {} {}", to_string(dtype), implementation, dim, fmt::join(offsets, " ")));
+    const RaggedTensors x(offsets, dtype, dim);
     ForwardTensors forward_call{.q = x.q, .k = x.k, .v = x.v, .o = x.o};
     forward_call.lse = x.lse;
-    forward_call.cu_seqlens_q = x.cu_seqlens;
-    forward_call.cu_seqlens_k = x.cu_seqlens;
+    forward_call.cu_seqlens_q = forward_call.cu_seqlens_k = x.cu_seqlens;
     run_emulated<ForwardTensors>(context, forward_call, &forward,
                                  {.implementation = implementation});
     BackwardTensors backward_call{.q = x.q,
@@ -492,11 +495,10 @@ TEST(AttentionEmulatedOffsets, ThatAreWrongEndAndStayInside) {
                                   .dq = x.dq,
                                   .dk = x.dk,
                                   .dv = x.dv};
-    backward_call.cu_seqlens_q = x.cu_seqlens;
-    backward_call.cu_seqlens_k = x.cu_seqlens;
-    run_emulated<BackwardTensors>(
-        context, backward_call, &backward,
-        {.deterministic = deterministic, .implementation = implementation});
+    backward_call.cu_seqlens_q = backward_call.cu_seqlens_k = x.cu_seqlens;
+    run_emulated<BackwardTensors>(context, backward_call, &backward,
+                                  {.deterministic = implementation == std::string_view("sm80"),
+                                   .implementation = implementation});
   }
 }
 

@@ -50,6 +50,8 @@ std::vector<KernelCase> emulated_cases() {
                                     "head_norm_288",
                                     "head_norm_288_backward",
                                     "rope_halves_128",
+                                    "turned_128",
+                                    "turned_128_backward",
                                     "rope_halves_6_back",
                                     "scaled_angles_of_one_position",
                                     "geglu_45",

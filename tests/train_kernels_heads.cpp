@@ -1,6 +1,8 @@
 // What families have beside GPT-2's and the course's: RoPE of halves, norms of heads, norms by
 // 1 + weight, GEGLU, softcaps.
 
+#include <bit>
+
 #include "train_kernels.h"
 
 namespace flashlab::train::testing {
@@ -30,12 +32,63 @@ double rstd_of(const Numbers& x, std::size_t from, std::int64_t dim) {
   return 1 / std::sqrt(squares / static_cast<double>(dim) + 1e-5);
 }
 
-Problem head_norm(Element type, const Heads& h) {
+constexpr std::int64_t kPositions = 19;
+
+// Appends RoPE of q and k in rows of q, k and v.
+void append_rope(Problem& p, const Heads& h, TensorId qkv, bool inverse) {
+  const std::int64_t half = h.dim / 2;
+  Numbers cosines, sines;
+  for (std::int64_t i = 0; i < kPositions * half; ++i) {
+    cosines.push_back(std::cos(0.37 * static_cast<double>(i)));
+    sines.push_back(std::sin(0.37 * static_cast<double>(i)));
+  }
+  const TensorId cosine = p.add(p.statistic, {kPositions, half}, cosines);
+  const TensorId sine = p.add(p.statistic, {kPositions, half}, sines);
+  p.run(OperationKind::kRope, {cosine, sine, qkv}, {qkv},
+        RopeAttributes{.batch = h.rows / kPositions,
+                       .context = kPositions,
+                       .heads = h.heads,
+                       .head_dim = h.dim,
+                       .inverse = inverse,
+                       .halves = true,
+                       .keys = h.keys});
+}
+
+// As complex numbers: (x + i y) times exp(+- i angle).
+Numbers turned(Numbers all, const Heads& h, bool inverse) {
+  const std::int64_t half = h.dim / 2;
+  for (std::int64_t r = 0; r < h.rows; ++r) {
+    for (std::int64_t head = 0; head < h.heads + h.keys; ++head) {
+      for (std::int64_t i = 0; i < half; ++i) {
+        const double turns = 0.37 * static_cast<double>(r % kPositions * half + i);
+        const double angle = inverse ? -turns : turns;
+        double &x = all[at(r, h.row(), head * h.dim + i)],
+               &y = all[at(r, h.row(), head * h.dim + half + i)];
+        const double real = x * std::cos(angle) - y * std::sin(angle);
+        y = x * std::sin(angle) + y * std::cos(angle);
+        x = real;
+      }
+    }
+  }
+  return all;
+}
+
+Problem rope_halves(Element type, const Heads& h, bool inverse) {
+  Problem p(type);
+  const TensorId qkv = p.random({h.rows, h.row()});
+  append_rope(p, h, qkv, inverse);
+  p.expect(qkv, turned(p.of(qkv), h, inverse));
+  return p;
+}
+
+// With `turns` RoPE of the result, which a GPU does in the same kernel.
+Problem head_norm(Element type, const Heads& h, bool turns) {
   Problem p(type);
   const HeadNorm n = head_norm_of(p, h);
   const TensorId y = p.result({h.rows, h.row()});
   const TensorId rstd = p.statistic_result({h.rows, h.heads + h.keys});
   p.run(OperationKind::kHeadNorm, {n.x, n.q_weight, n.k_weight}, {y, rstd}, n.attributes);
+  if (turns) append_rope(p, h, y, /*inverse=*/false);
   Numbers wanted = p.of(n.x), rstds;
   for (std::int64_t r = 0; r < h.rows; ++r) {
     for (std::int64_t head = 0; head < h.heads + h.keys; ++head) {
@@ -45,14 +98,14 @@ Problem head_norm(Element type, const Heads& h) {
       for (std::size_t i = 0; i < weight.size(); ++i) wanted[from + i] *= weight[i] * rstds.back();
     }
   }
-  p.expect(y, std::move(wanted));
+  p.expect(y, turns ? turned(std::move(wanted), h, /*inverse=*/false) : std::move(wanted));
   p.expect(rstd, std::move(rstds));
   return p;
 }
 
 // By the derivative of each output with respect to each input: dx_i = sum_j g_j (delta_ij - n_i n_j
 // / dim) r.
-Problem head_norm_backward(Element type, const Heads& h, bool accumulate) {
+Problem head_norm_backward(Element type, const Heads& h, bool accumulate, bool turns) {
   Problem p(type);
   HeadNorm n = head_norm_of(p, h);
   n.attributes.accumulate_parameters = accumulate;
@@ -66,10 +119,12 @@ Problem head_norm_backward(Element type, const Heads& h, bool accumulate) {
   const TensorId rstd = p.add(p.statistic, {h.rows, h.heads + h.keys}, rstds);
   const TensorId dq = p.add(p.statistic, {h.dim}, Numbers(1, 3.0));
   const TensorId dk = p.add(p.statistic, {h.dim}, Numbers(1, 2.0));
+  if (turns) append_rope(p, h, dy, /*inverse=*/true);
   p.run(OperationKind::kHeadNormBackward, {dy, n.x, n.q_weight, n.k_weight, rstd}, {dy, dq, dk},
         n.attributes);
   const auto dim = static_cast<std::size_t>(h.dim);
-  Numbers wanted = p.of(dy), sums[2] = {p.of(dq), p.of(dk)};
+  const Numbers d = turns ? turned(p.of(dy), h, /*inverse=*/true) : p.of(dy);
+  Numbers wanted = d, sums[2] = {p.of(dq), p.of(dk)};
   for (Numbers& sum : sums) {
     if (!accumulate) sum.assign(dim, 0);
   }
@@ -82,11 +137,11 @@ Problem head_norm_backward(Element type, const Heads& h, bool accumulate) {
       double along = 0;
       for (std::size_t i = 0; i < dim; ++i) {
         const double normed = p.of(n.x)[from + i] * root;
-        along += p.of(dy)[from + i] * weight[i] * normed;
-        sums[query ? 0 : 1][i] += p.of(dy)[from + i] * normed;
+        along += d[from + i] * weight[i] * normed;
+        sums[query ? 0 : 1][i] += d[from + i] * normed;
       }
       for (std::size_t i = 0; i < dim; ++i) {
-        const double g = p.of(dy)[from + i] * weight[i], normed = p.of(n.x)[from + i] * root;
+        const double g = d[from + i] * weight[i], normed = p.of(n.x)[from + i] * root;
         wanted[from + i] = root * (g - normed * along / static_cast<double>(h.dim));
       }
     }
@@ -132,45 +187,6 @@ Problem scaled_angles(Element type, std::int64_t context, std::int64_t dim, std:
   }
   p.expect(cosine, std::move(cosines));
   p.expect(sine, std::move(sines));
-  return p;
-}
-
-// As complex numbers: (x + i y) times exp(+- i angle).
-Problem rope_halves(Element type, const Heads& h, bool inverse) {
-  constexpr std::int64_t kContext = 19;
-  Problem p(type);
-  const std::int64_t half = h.dim / 2;
-  Numbers cosines, sines;
-  for (std::int64_t i = 0; i < kContext * half; ++i) {
-    cosines.push_back(std::cos(0.37 * static_cast<double>(i)));
-    sines.push_back(std::sin(0.37 * static_cast<double>(i)));
-  }
-  const TensorId cosine = p.add(p.statistic, {kContext, half}, cosines);
-  const TensorId sine = p.add(p.statistic, {kContext, half}, sines);
-  const TensorId qkv = p.random({h.rows, h.row()});
-  p.run(OperationKind::kRope, {cosine, sine, qkv}, {qkv},
-        RopeAttributes{.batch = h.rows / kContext,
-                       .context = kContext,
-                       .heads = h.heads,
-                       .head_dim = h.dim,
-                       .inverse = inverse,
-                       .halves = true,
-                       .keys = h.keys});
-  Numbers wanted = p.of(qkv);
-  for (std::int64_t r = 0; r < h.rows; ++r) {
-    for (std::int64_t head = 0; head < h.heads + h.keys; ++head) {
-      for (std::int64_t i = 0; i < half; ++i) {
-        const double turns = 0.37 * static_cast<double>(r % kContext * half + i);
-        const double angle = inverse ? -turns : turns;
-        double &x = wanted[at(r, h.row(), head * h.dim + i)],
-               &y = wanted[at(r, h.row(), head * h.dim + half + i)];
-        const double real = x * std::cos(angle) - y * std::sin(angle);
-        y = x * std::sin(angle) + y * std::cos(angle);
-        x = real;
-      }
-    }
-  }
-  p.expect(qkv, std::move(wanted));
   return p;
 }
 
@@ -253,10 +269,16 @@ std::vector<KernelCase> head_cases() {
       {57, 4, 2, 128}, {38, 3, 1, 24}, {19, 2, 2, 6}, {19, 2, 1, 288}, {700 * 19, 2, 1, 64}};
   for (const Heads& h : kHeads) {
     const std::string name = std::to_string(h.dim);
-    add("head_norm_" + name, [=](Element type) { return head_norm(type, h); });
+    const bool lanes = std::has_single_bit(static_cast<unsigned>(h.dim));
+    add("head_norm_" + name, [=](Element type) { return head_norm(type, h, false); });
+    if (lanes) add("turned_" + name, [=](Element type) { return head_norm(type, h, true); });
     for (const bool again : {false, true}) {
       add("head_norm_" + name + (again ? "_backward_again" : "_backward"),
-          [=](Element type) { return head_norm_backward(type, h, again); });
+          [=](Element type) { return head_norm_backward(type, h, again, false); });
+      if (lanes) {
+        add("turned_" + name + (again ? "_backward_again" : "_backward"),
+            [=](Element type) { return head_norm_backward(type, h, again, true); });
+      }
       add("rope_halves_" + name + (again ? "_back" : ""),
           [=](Element type) { return rope_halves(type, h, again); });
     }

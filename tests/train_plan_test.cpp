@@ -385,6 +385,21 @@ TEST(TrainFusion, NeighboursBecomeOneOperation) {
   EXPECT_EQ(fused[kLayerNormBackwardSum], 24);
 }
 
+TEST(TrainFusion, NormsOfHeadsTakeRopeAlong) {
+  using enum OperationKind;
+  StepOptions options = gpt2_on_a_gpu();
+  ModelConfig model = *find_model("qwen3-0.6B");
+  std::map<OperationKind, int> kinds = kinds_of(build(model, options));
+  EXPECT_EQ(kinds[kHeadNormRope], 28);
+  EXPECT_EQ(kinds[kHeadNormRopeBackward], 28);
+  EXPECT_EQ(kinds[kHeadNorm] + kinds[kHeadNormBackward] + kinds[kRope], 0);
+  // Heads that do not fill their lanes stay two kernels.
+  model.head_size = 96;
+  kinds = kinds_of(build(model, options));
+  EXPECT_EQ(kinds[kHeadNormRope] + kinds[kHeadNormRopeBackward], 0);
+  EXPECT_EQ(kinds[kHeadNorm], 28);
+}
+
 // Whoever inserts an operation needs to know nothing of fusion, and the planner nothing of both.
 TEST(TrainFusion, WhatStandsBetweenTwoOperationsKeepsThemApart) {
   using enum OperationKind;

@@ -125,7 +125,7 @@ std::int64_t optimizer_norm_blocks(const cuda::DeviceInfo& device) {
 
 int blocks_of_sums(const StepPlan& plan, const Operation& operation, int sums,
                    const cuda::DeviceInfo& device) {
-  if (operation.kind == OperationKind::kHeadNormBackward) {
+  if (std::holds_alternative<HeadNormAttributes>(operation.attributes)) {
     return head_norm_blocks(plan, operation, device);
   }
   const auto& a = std::get<RowsAttributes>(operation.attributes);

@@ -92,7 +92,11 @@ Status head_norm(KernelSteps& k, const Operation& operation) {
   ConfigPrinter config = config_of("kElement", k.element(x));
   config.integer("kHeads", a.heads).integer("kKeys", a.keys).integer("kHeadDim", a.head_dim);
   config.integer("kVector", shape.vector).integer("kLanes", shape.lanes);
-  config.integer("kPacks", shape.packs);
+  const bool turned = operation.has(Slot::kCosine);
+  config.integer("kPacks", shape.packs).boolean("kTurned", turned);
+  // Angles of one position, or of as many as a sequence has.
+  config.integer("kContext",
+                 turned ? k.plan.tensor(operation.in(Slot::kCosine)).shape[0] : std::int64_t{1});
   ParameterBlock block(
       device::HeadNormArguments{.rows = a.rows, .epsilon = static_cast<float>(a.epsilon)});
   block.pointer(FLASHLAB_AT(HeadNormArguments, x), k.place(x))
@@ -102,6 +106,10 @@ Status head_norm(KernelSteps& k, const Operation& operation) {
                k.place(operation.out(backward ? Slot::kDX : Slot::kY)))
       .pointer(FLASHLAB_AT(HeadNormArguments, rstd),
                k.place(backward ? operation.in(Slot::kRstd) : operation.out(Slot::kRstd)));
+  if (turned) {
+    block.pointer(FLASHLAB_AT(HeadNormArguments, cosine), k.place(operation.in(Slot::kCosine)))
+        .pointer(FLASHLAB_AT(HeadNormArguments, sine), k.place(operation.in(Slot::kSine)));
+  }
   if (!backward) {
     const std::int64_t items = a.rows * (a.heads + 2 * a.keys);
     k.add(operation,

@@ -1,5 +1,6 @@
 #include "train/plan/fusion.h"
 
+#include <bit>
 #include <optional>
 #include <utility>
 
@@ -16,6 +17,14 @@ bool has_gelu_epilogue(const StepPlan& plan, const Operation& product) {
          product.has(Slot::kBias) && !product.has(Slot::kAddend);
 }
 
+// Heads whose lanes have one pack each, so that a lane's other half is another lane's pack.
+bool turns_in_lanes(const StepPlan& plan, const Operation& norm, const Operation& rope) {
+  const std::int64_t head_dim = std::get<HeadNormAttributes>(norm.attributes).head_dim;
+  const std::int64_t bytes = head_dim * size_of(plan.tensor(norm.in(Slot::kX)).element);
+  return std::get<RopeAttributes>(rope.attributes).halves &&
+         std::has_single_bit(static_cast<std::uint64_t>(head_dim)) && bytes >= 32 && bytes <= 512;
+}
+
 // The kind that does the work of both, where there is one.
 std::optional<OperationKind> kind_of_both(const StepPlan& plan, const Operation& first,
                                           const Operation& second) {
@@ -25,6 +34,16 @@ std::optional<OperationKind> kind_of_both(const StepPlan& plan, const Operation&
   if (second.kind == kGelu) {
     const bool fits = first.kind == kProduct && first.out(Slot::kC) == x;
     return fits && has_gelu_epilogue(plan, first) ? std::optional(kProductGelu) : std::nullopt;
+  }
+  if (first.kind == kHeadNorm && second.kind == kRope) {
+    const bool fits =
+        first.out(Slot::kY) == second.in(Slot::kQkv) && turns_in_lanes(plan, first, second);
+    return fits ? std::optional(kHeadNormRope) : std::nullopt;
+  }
+  if (first.kind == kRope && second.kind == kHeadNormBackward) {
+    const bool fits =
+        first.out(Slot::kQkv) == second.in(Slot::kDY) && turns_in_lanes(plan, second, first);
+    return fits ? std::optional(kHeadNormRopeBackward) : std::nullopt;
   }
   if (second.kind != kColumnSum || first.out(Slot::kDX) != x) return {};
   if (first.kind == kGeluBackward) return kGeluBackwardSum;
@@ -37,7 +56,23 @@ std::optional<OperationKind> kind_of_both(const StepPlan& plan, const Operation&
   return {};
 }
 
+// The norm's operation, which reads the angles as well.
+void take_in_rope(Operation& first, OperationKind kind, const Operation& second) {
+  const bool forward = kind == OperationKind::kHeadNormRope;
+  const Operation rope = forward ? second : first;
+  if (!forward) first = second;
+  first.kind = kind;
+  for (const Slot slot : {Slot::kCosine, Slot::kSine}) {
+    first.inputs.push_back({slot, rope.in(slot)});
+  }
+  first.flops += rope.flops;
+  first.bytes = 0;  // counted anew
+}
+
 void take_in(Operation& first, OperationKind kind, const Operation& second) {
+  if (kind == OperationKind::kHeadNormRope || kind == OperationKind::kHeadNormRopeBackward) {
+    return take_in_rope(first, kind, second);
+  }
   if (kind == OperationKind::kGeluBackwardSum) first.attributes = second.attributes;
   first.kind = kind;
   first.outputs.insert(first.outputs.end(), second.outputs.begin(), second.outputs.end());

@@ -97,6 +97,7 @@ struct RopeHalvesArguments {
 
 /// x, y, dy [rows, (heads + 2 keys) head_dim], weights [head_dim], rstd [rows, heads + keys].
 /// Backward turns dy in place; partials [blocks, head_dim] of d weight, then of d key weight.
+/// Where RoPE goes along: cosine, sine [positions, head_dim / 2].
 struct HeadNormArguments {
   const void* x{};
   const void* weight{};
@@ -104,6 +105,8 @@ struct HeadNormArguments {
   void* y{};
   float* rstd{};
   float* partials{};
+  const float* cosine{};
+  const float* sine{};
   long long rows{};
   float epsilon{};
 };

@@ -7,8 +7,13 @@
 // every head, so that both weights' gradients grow in registers: first all heads of q, then those
 // of k. Each block leaves one row of partial sums of each, which columns.cu adds in order.
 //
+// Turned, RoPE of halves (rope_halves.cu) goes along: y is turned before it is written, dy is
+// turned back when it is read. A lane has one pack then, and the pack of its other half is that of
+// the lane half a head away.
+//
 // Config: Element kElement; int kHeads (of q), kKeys, kHeadDim, kVector (divides a head), kLanes (a
-// power of two up to a warp), kPacks (of a lane).
+// power of two up to a warp), kPacks (of a lane); bool kTurned, int kContext (positions of the
+// angles: a row's is its number modulo these).
 
 #include "ptx/warp.h"
 #include "train/arguments.h"
@@ -42,6 +47,25 @@ struct HeadShare {
       if (inside(p)) store_pack<Config::kElement>(data, at + column(p), head[p]);
     }
   }
+  /// Both halves of the head in all lanes; `normed` of q and k alone.
+  template <bool kInverse>
+  __device__ void turn(const HeadNormArguments& args, Index row, bool normed, Head& head) const {
+    constexpr int kHalf = Config::kHeadDim / 2;
+    static_assert(kPacks == 1 && kLanes * kVector == Config::kHeadDim);
+    const bool high = lane >= kLanes / 2;
+    const Index angle = row % Config::kContext * kHalf + column(0) % kHalf;
+    Pack<kVector> cosine{}, sine{};
+    if (normed) {
+      cosine = load_pack<Element::kFp32, kVector>(args.cosine, angle);
+      sine = load_pack<Element::kFp32, kVector>(args.sine, angle);
+    }
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const float own = head[0].at[i], other = ptx::shuffle_xor(own, kLanes / 2);
+      const float s = high != kInverse ? sine.at[i] : -sine.at[i];
+      if (normed) head[0].at[i] = own * cosine.at[i] + other * s;
+    }
+  }
   __device__ static float sum(float value) {
 #pragma unroll
     for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) value += ptx::shuffle_xor(value, lanes);
@@ -67,15 +91,16 @@ __device__ inline void head_norm_forward(const HeadNormArguments& args) {
     for (int i = 0; i < Share::kVector; ++i) squares += x[p].at[i] * x[p].at[i];
   }
   squares = Share::sum(squares);  // of all lanes: those of v, too
-  if (!there) return;
-  if (head < kNormed) {
+  const bool normed = there && head < kNormed;
+  if (normed) {
     const float rstd = rsqrtf(squares * (1.0f / Config::kHeadDim) + args.epsilon);
     if (share.lane == 0) args.rstd[row * kNormed + head] = rstd;
     for (int p = 0; p < Share::kPacks; ++p) {
       for (int i = 0; i < Share::kVector; ++i) x[p].at[i] = w[p].at[i] * (x[p].at[i] * rstd);
     }
   }
-  share.store(args.y, at, x);
+  if constexpr (Config::kTurned) share.template turn<false>(args, row, normed, x);
+  if (there) share.store(args.y, at, x);
 }
 
 /// All heads of q or of k, `first` of a row's normed heads and those behind it, `count` a row.
@@ -100,6 +125,7 @@ __device__ inline void backward_heads(const HeadNormArguments& args, int first, 
     typename Share::Head x, dy;
     share.load(args.x, at, there, x);
     share.load(args.y, at, there, dy);
+    if constexpr (Config::kTurned) share.template turn<true>(args, row, there, dy);
     const float rstd = there ? args.rstd[row * kNormed + head] : 0.0f;
     float dot = 0;
     for (int p = 0; p < Share::kPacks; ++p) {

@@ -90,6 +90,30 @@ class Training(unittest.TestCase):
             self.assertEqual(bytes_of(self.path(f"{name}/step-10/{file}.safetensors")),
                              bytes_of(self.path(f"{other}/step-10/{file}.safetensors")), name)
 
+    def test_every_family_is_the_same_on_two_ranks(self):
+        for family in ("llama", "mistral", "qwen2", "qwen3", "gemma2"):
+            with open(f"{source_root()}/tests/goldens/parity/{family}.json",
+                      encoding="utf-8") as file:
+                model = dict(json.load(file)["model"], context=32, vocabulary=26)
+            config = self.path(f"{family}.json")
+            with open(config, "w", encoding="utf-8") as file:
+                json.dump({"model": model, "shares": 2, "batch": 4, "warmup_steps": 1, "steps": 3,
+                           "sample_every": 0}, file)
+
+            def trained(name, ranks, *flags):
+                words = ["train", "--config", config, "--device", "cpu", *self.text,
+                         "--output", self.path(name), *flags]
+                got = run(*words) if ranks == 1 else launch(ranks, *words)
+                self.assertEqual(got.returncode, 0, got.stderr)
+                return [bytes_of(self.path(f"{name}/step-3/{file}.safetensors"))
+                        for file in ("model", "optimizer")]
+
+            alone = trained(family, 1)
+            modes = ("bucket", "zero2", "fsdp") if family in ("llama", "mistral") else ("fsdp",)
+            for mode in modes:
+                with self.subTest(family=family, mode=mode):
+                    self.assertEqual(trained(f"{family}-{mode}", 2, "--parallel", mode), alone)
+
     def test_two_ranks_write_one_ranks_files(self):
         self.train("one", 1, "--shares", "2")
         for flags in (["--parallel", "naive"], ["--parallel", "overlap"],

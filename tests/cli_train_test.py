@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -205,6 +206,15 @@ class Train(Folder):
         letters = sorted(set("abc äöü "))
         ids = ",".join(str(letters.index(letter)) for letter in "abc ")
         self.assertEqual(run("generate", *greedy, "--prompt-ids", ids).stdout, by_text)
+        # A template beside the tokenizer; the end of a turn is not shown.
+        chat = ["generate", *greedy, "--chat", "--prompt", "abc"]
+        self.refused(chat, "--chat ", "no chat template", "leave --chat out")
+        self.path("run/chat_template.jinja", b"{% for m in messages %}{{ m.content }}{% endfor %} ")
+        self.assertEqual("abc " + run(*chat).stdout, by_text)
+        self.path("run/tokenizer_config.json", '{"eos_token": "ö"}'.encode())
+        self.assertEqual("abc " + run(*chat).stdout, by_text.split("ö")[0] + "\n")
+        self.path("run/chat_template.jinja", b"{% macro turn() %}{% endmacro %}")
+        self.refused(chat, '--chat chat template: got "macro" in line 1')
         # Who may say nothing twice says something new each time.
         noise = ["--size", "tiny", "--random", "--temperature", "0", "--prompt-ids", "7",
                  "--tokens", "24", "--device", "cpu"]
@@ -257,6 +267,9 @@ class Train(Folder):
              ["--prompt-file", "No such file"]),
             (["generate", "--size", "tiny", "--prompt-file", self.path("empty.txt", b"")],
              ["--prompt-file is empty"]),
+            (["generate", "--size", "tiny", "--chat", "--prompt", "1"],
+             ["--chat needs a tokenizer", "--tokenizer FILE"]),
+            (["generate", "--size", "tiny", "--chat"], ["--chat needs what the person says"]),
             (["generate", "--size", "tiny", "--samples", "0"], ["--samples 0"]),
             (["generate", "--size", "tiny", "--tokens", "2", "--tokens", "3"], ["given twice"]),
             (["explain", "step", "--size", "medum"], ["did you mean medium?"]),
@@ -353,6 +366,28 @@ class Train(Folder):
             with open(path, "wb") as out:
                 out.write(whole)
 
+    def test_the_account_of_memory_is_what_is_held(self):
+        shapes = (["--layers", "4", "--width", "512", "--heads", "8"],
+                  ["--layers", "4", "--width", "512", "--heads", "8", "--precision", "bf16"],
+                  ["--layers", "2", "--width", "768", "--heads", "12", "--precision", "bf16-lean"],
+                  ["--layers", "3", "--width", "256", "--heads", "4", "--batch", "16"])
+        text = self.path("text.txt", ("to be or not to be, " * 400).encode())
+        units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+        for number, shape in enumerate(shapes):
+            out = self.path(f"out-{number}.txt")
+            with open(out, "w") as file:
+                child = subprocess.Popen(
+                    [program(), "train", "--text", text, "--context", "256", "--steps", "1",
+                     "--output", self.path(f"run-{number}"), *shape], stdout=file)
+                _, status, usage = os.wait4(child.pid, 0)
+                child.returncode = os.waitstatus_to_exitcode(status)
+            self.assertEqual(status, 0)
+            said = re.search(r"on the host ([\d.]+) (\w+): .*, a save .*, this program",
+                             read(out).decode())
+            told = float(said[1]) * units[said[2]]
+            held = 1024 * usage.ru_maxrss
+            self.assertLess(abs(told - held) / held, 0.05, (shape, told, held))
+
     def test_what_does_not_fit_is_told_before_anything_is_made(self):
         huge = ["--size", "10B", "--layers", "500"]
         folder = self.path("huge")
@@ -360,8 +395,10 @@ class Train(Folder):
         for arguments in (["train", *huge, "--output", folder], *cases,
                           ["profile", "step", *huge, "--output", folder],
                           ["bench", "precision", *huge, "--output", folder]):
-            self.refused(arguments, "step: got ", "at most", "a smaller batch or context",
-                         "validation, samples and saving take more")
+            done = self.refused(arguments, "step: got ", "at most")
+            wanted = ("validation, samples and saving take more"
+                      if arguments[0] in ("generate", "profile") else "would fit|a smaller model")
+            self.assertRegex(done.stderr, wanted)
             self.assertFalse(os.path.exists(folder))
         # Nor does a start that fails for another reason leave one.
         self.refused(["train", "--text", self.path("absent"), "--output",

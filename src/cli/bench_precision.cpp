@@ -64,7 +64,10 @@ Run run_one(const Context& context, const train::TrainConfig& config, const fs::
   out.precision = train::to_string(config.precision);
   auto trainer = train::Trainer::start(
       context, config, folder, train::RunFolder::Name::kExact,
-      [&](const train::StepPlan& plan) { return admit_step(context, plan); }, &interrupted());
+      [&](const train::StepPlan& plan, const train::MemoryAccount& account) {
+        return admit_run(context, config, plan, account);
+      },
+      &interrupted());
   if (!trainer.ok()) {
     // What is wrong with the input is wrong in every precision: nothing is made.
     if (first && trainer.status().code() == StatusCode::kInvalidArgument) fail(trainer.status());

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "base/text.h"
 #include "cli/config_file.h"
 #include "cli/execution.h"
 #include "cli/failure.h"
@@ -17,7 +18,9 @@
 #include "dist/start/world.h"
 #include "lab/lab.h"
 #include "train/data/files.h"
+#include "train/plan/memory_plan.h"
 #include "train/plan/recompute.h"
+#include "train/step/step.h"
 
 namespace flashlab::cli {
 
@@ -81,6 +84,93 @@ Status admit_step(const Context& context, const train::StepPlan& plan) {
   if (fits.ok()) return fits;
   ErrorDetail detail = fits.detail();
   detail.remedy += "; this is the plan of one step: validation, samples and saving take more";
+  return Status::invalid(std::move(detail));
+}
+
+std::string parts_words(const std::vector<train::MemoryPart>& parts) {
+  std::vector<std::string> words;
+  for (const train::MemoryPart& part : parts) {
+    words.push_back(
+        fmt::format("{} {}", part.name, lab::format_bytes(static_cast<double>(part.bytes))));
+  }
+  return base::join(words, ", ");
+}
+
+namespace {
+
+std::string bytes_text(std::int64_t bytes) {
+  return lab::format_bytes(static_cast<double>(bytes));
+}
+
+// The first of a smaller batch, recomputation, and a smaller model of the family that fits.
+std::string what_fits(const Context& context, const train::TrainConfig& config) {
+  const std::int64_t limit = lab::bytes_for_a_step(context);
+  train::StepOptions options = config.step_options();
+  options.gpu = context.device().kind == DeviceKind::kCuda;
+  options.checkpoint.clear();
+  const auto bytes_of = [&](const train::ModelConfig& model) {
+    const Result<train::StepPlan> plan = train::build_step(model, options);
+    return plan.ok() ? train::plan_memory(*plan).device_bytes() : INT64_MAX;
+  };
+  const auto fits = [&](const train::ModelConfig& model) { return bytes_of(model) <= limit; };
+  const std::int64_t batch = options.batch;
+  while (options.batch > 1 && options.batch % 2 == 0 && options.batch / 2 >= options.shares) {
+    options.batch /= 2;
+    if (fits(config.model)) return fmt::format("--batch {} would fit", options.batch);
+  }
+  options.batch = batch;
+  options.checkpoint = {{.layers = static_cast<int>(config.model.layers)}};
+  if (fits(config.model)) return "--fit would choose what to compute again";
+  options.checkpoint.clear();
+  const train::ModelConfig* largest = nullptr;
+  for (const train::ModelConfig& named : train::named_models()) {
+    if (named.family != config.model.family || named.context < config.model.context) continue;
+    train::ModelConfig model = named;
+    model.context = config.model.context;
+    model.vocabulary = config.model.vocabulary;
+    const bool larger =
+        largest == nullptr || train::parameter_count(named) > train::parameter_count(*largest);
+    if (larger && fits(model)) largest = &named;
+  }
+  if (largest != nullptr) return fmt::format("--size {} would fit", largest->name);
+  return "a smaller model, batch or context";
+}
+
+Status check_account(const Context& context, const train::MemoryAccount& account) {
+  const bool gpu = context.device().kind == DeviceKind::kCuda;
+  const struct {
+    const char* name;
+    const std::vector<train::MemoryPart>& parts;
+    std::int64_t limit;
+  } kSides[] = {{"memory of the GPU", account.device, gpu ? lab::bytes_for_a_step(context) : 0},
+                {"memory of the host", account.host, lab::available_memory_bytes() / 20 * 19}};
+  for (const auto& side : kSides) {
+    const std::int64_t wanted = sum(side.parts);
+    if (wanted <= side.limit) continue;
+    return Status::out_of_memory(
+        {side.name, fmt::format("{} ({})", bytes_text(wanted), parts_words(side.parts)),
+         fmt::format("at most {}", bytes_text(side.limit)), ""});
+  }
+  return {};
+}
+
+}  // namespace
+
+Status admit_account(const Context& context, const train::MemoryAccount& account) {
+  const Status fits = check_account(context, account);
+  if (fits.ok()) return fits;
+  ErrorDetail detail = fits.detail();
+  detail.remedy = "a smaller model, fewer --tokens or --samples";
+  return Status::invalid(std::move(detail));
+}
+
+Status admit_run(const Context& context, const train::TrainConfig& config,
+                 const train::StepPlan& step, const train::MemoryAccount& account) {
+  Status fits = lab::fits_memory(context, step);
+  if (fits.ok()) fits = check_account(context, account);
+  if (fits.ok()) return fits;
+  ErrorDetail detail = fits.detail();
+  detail.remedy = what_fits(context, config);
   return Status::invalid(std::move(detail));
 }
 

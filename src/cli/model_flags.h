@@ -12,6 +12,7 @@
 #include "train/model/config.h"
 #include "train/parallel/data_parallel.h"
 #include "train/plan/step_plan.h"
+#include "train/run/memory_account.h"
 #include "train/run/ranks.h"
 #include "train/run/take_weights.h"
 #include "train/run/train_config.h"
@@ -60,6 +61,14 @@ train::BuildStep builder_of(const train::ParallelOptions& parallel);
 /// Whether a step's planned memory is there: asked before anything is drawn or made. What is not is
 /// the input's fault: exit code 2.
 Status admit_step(const Context& context, const train::StepPlan& plan);
+/// The same of a whole run, whose account is empty where only its step is known; says what of
+/// `config` would fit.
+Status admit_run(const Context& context, const train::TrainConfig& config,
+                 const train::StepPlan& step, const train::MemoryAccount& account);
+/// The same of a command that decodes.
+Status admit_account(const Context& context, const train::MemoryAccount& account);
+/// "a step 20 MiB, validation 4 MiB": every part.
+std::string parts_words(const std::vector<train::MemoryPart>& parts);
 
 /// The model and weights at --checkpoint or --init. Throws Failure.
 train::ModelFiles model_files(const std::string& flag, const std::string& path);

@@ -232,6 +232,15 @@ void print_header(const train::Trainer& trainer, const Context& context,
                   bytes(train::Role::kSavedActivation), exchanged, bytes(train::Role::kTemporary)));
   print_rates(config);
   print_sources(trainer);
+  const train::MemoryAccount& account = trainer.account();
+  const auto all = [](const std::vector<train::MemoryPart>& parts) {
+    return fmt::format("{}: {}", lab::format_bytes(static_cast<double>(sum(parts))),
+                       parts_words(parts));
+  };
+  if (!account.device.empty()) print_line("held     on the GPU " + all(account.device));
+  std::vector<train::MemoryPart> host = account.host;
+  host.push_back({"this program", account.program});
+  print_line("held     on the host " + all(host));
   for (const train::ConfigChange& change : trainer.changes()) {
     print_line(fmt::format("changed  {} from {} to {} after step {}", change.key, change.from,
                            change.to, change.step));
@@ -251,7 +260,9 @@ train::TrainConfig wanted_config(const Arguments& arguments) {
 
 std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const Context& context,
                                              const train::Ranks& ranks, train::TrainConfig config) {
-  const auto admits = [&](const train::StepPlan& plan) { return admit_step(context, plan); };
+  const auto admits = [&](const train::StepPlan& plan, const train::MemoryAccount& account) {
+    return admit_run(context, config, plan, account);
+  };
   if (const auto folder = arguments.value("--resume")) {
     for (const FlagSpec* flag : flags_of(kTrain)) {
       const bool allowed = flag->name == "--resume" || flag->name == "--threads" ||
@@ -289,8 +300,15 @@ std::unique_ptr<train::Trainer> make_trainer(const Arguments& arguments, const C
 }
 
 void say_end(const train::Trainer& trainer, const train::TrainOutcome& outcome,
-             const Progress& progress) {
+             const Progress& progress, double start_seconds) {
   const std::string folder = trainer.folder().string();
+  const train::RunCosts& costs = trainer.costs();
+  const double others = costs.validation + costs.samples + costs.saves;
+  print_line(
+      fmt::format("spent    {:.1f} s to start, {:.1f} s in steps, {:.1f} s in validation, {:.1f} s "
+                  "in samples, {:.1f} s in saves",
+                  start_seconds, std::max(progress.seconds() - others, 0.0), costs.validation,
+                  costs.samples, costs.saves));
   if (outcome.stopped) {
     print_line(fmt::format("stopped  after step {} (resume: flashlab train --resume {})",
                            outcome.steps, folder));
@@ -339,6 +357,7 @@ int take_part(train::Trainer& trainer, const train::Ranks& ranks) {
 }  // namespace
 
 int run_train(const Arguments& arguments) {
+  const auto begin = std::chrono::steady_clock::now();
   TrainingRanks started = training_ranks(arguments);
   const train::Ranks& ranks = started.ranks;
   const Context context = make_context(
@@ -347,6 +366,7 @@ int run_train(const Arguments& arguments) {
   connect_gpus(started, context, {.sums_of_nccl = !wanted.deterministic, .beside_kernels = true});
   const std::unique_ptr<train::Trainer> trainer = make_trainer(arguments, context, ranks, wanted);
   if (!ranks.leads()) return take_part(*trainer, ranks);
+  const std::chrono::duration<double> start = std::chrono::steady_clock::now() - begin;
   print_header(*trainer, context, ranks);
   Progress progress(trainer->config(), trainer->steps_done());
   if (arguments.has("--resume")) progress.read_log(trainer->folder() / "log.jsonl");
@@ -361,7 +381,7 @@ int run_train(const Arguments& arguments) {
     fail(s.message());
   }
   if (outcome->diverged) fail(words_of_divergence(*outcome));
-  say_end(*trainer, *outcome, progress);
+  say_end(*trainer, *outcome, progress, start.count());
   return outcome->stopped ? kExitInterrupted : kExitOk;
 }
 

@@ -133,31 +133,47 @@ Result<std::unique_ptr<CpuExecutor>> CpuExecutor::create(const Context& context,
   return out;
 }
 
-Status CpuExecutor::bind(ParameterStore& parameters) {
-  parameters_ = &parameters;
+Result<CpuExecutor::Sizes> CpuExecutor::measure() {
   memory_ = plan_memory(plan_);
   if (streams_of(plan_) > 1) {
     order_streams(plan_, memory_);
     if (Status s = check_order(plan_, memory_); !s.ok()) return s;
   }
-  std::int64_t persistent_bytes = 0, scratch_bytes = norm_scratch_bytes(), widened_bytes = 0;
+  Sizes out = {.arena = memory_.arena_bytes, .scratch = norm_scratch_bytes()};
   for (const PlanTensor& tensor : plan_.tensors) {
     if (tensor.role == Role::kBatch || tensor.role == Role::kResult) {
-      persistent_bytes += (tensor.bytes() + 255) / 256 * 256;
+      out.persistent += (tensor.bytes() + 255) / 256 * 256;
     }
   }
   for (const Operation& operation : plan_.operations) {
-    scratch_bytes = std::max(scratch_bytes, cpu::scratch_bytes(plan_, operation));
-    widened_bytes = std::max(widened_bytes, bytes_widened(plan_, operation));
+    out.scratch = std::max(out.scratch, cpu::scratch_bytes(plan_, operation));
+    out.widened = std::max(out.widened, bytes_widened(plan_, operation));
   }
+  return out;
+}
+
+Result<std::int64_t> CpuExecutor::planned_bytes(const Context& context, const StepPlan& plan) {
+  CpuExecutor executor(context);
+  executor.plan_ = plan;
+  const Result<Sizes> sizes = executor.measure();
+  if (!sizes.ok()) return sizes.status();
+  const Result<std::int64_t> workspace = executor.plan_attention();
+  if (!workspace.ok()) return workspace.status();
+  return sizes->arena + sizes->persistent + sizes->scratch + sizes->widened + *workspace;
+}
+
+Status CpuExecutor::bind(ParameterStore& parameters) {
+  parameters_ = &parameters;
+  const Result<Sizes> sizes = measure();
+  if (!sizes.ok()) return sizes.status();
   const struct {
     AlignedBytes* memory;
     std::int64_t bytes;
     const char* what;
-  } kAllocations[] = {{&arena_, memory_.arena_bytes, "activations"},
-                      {&persistent_, persistent_bytes, "batch and results"},
-                      {&scratch_, scratch_bytes, "scratch"},
-                      {&widened_, widened_bytes, "operands widened to fp32"}};
+  } kAllocations[] = {{&arena_, sizes->arena, "activations"},
+                      {&persistent_, sizes->persistent, "batch and results"},
+                      {&scratch_, sizes->scratch, "scratch"},
+                      {&widened_, sizes->widened, "operands widened to fp32"}};
   for (const auto& wanted : kAllocations) {
     Result<AlignedBytes> memory = AlignedBytes::allocate(wanted.bytes, wanted.what);
     if (!memory.ok()) return memory.status();
@@ -197,8 +213,9 @@ Status CpuExecutor::bind(ParameterStore& parameters) {
   return {};
 }
 
-// Attention is planned here, so that a step neither plans nor allocates.
-Status CpuExecutor::bind_attention() {
+// Attention is planned here, so that a step neither plans nor allocates. A workspace stands on 256
+// bytes, an allocation here on 64.
+Result<std::int64_t> CpuExecutor::plan_attention() {
   attention_plans_.resize(plan_.operations.size());
   std::size_t workspace = 0;
   for (std::size_t i = 0; i < plan_.operations.size(); ++i) {
@@ -210,9 +227,13 @@ Status CpuExecutor::bind_attention() {
     workspace = std::max(workspace, planned->workspace_bytes());
     attention_plans_[i] = std::move(*planned);
   }
-  // A workspace stands on 256 bytes, an allocation here on 64.
-  Result<AlignedBytes> memory =
-      AlignedBytes::allocate(static_cast<std::int64_t>(workspace) + 256, "attention's workspace");
+  return static_cast<std::int64_t>(workspace) + 256;
+}
+
+Status CpuExecutor::bind_attention() {
+  const Result<std::int64_t> workspace = plan_attention();
+  if (!workspace.ok()) return workspace.status();
+  Result<AlignedBytes> memory = AlignedBytes::allocate(*workspace, "attention's workspace");
   if (!memory.ok()) return memory.status();
   workspace_ = std::move(*memory);
   return {};

@@ -29,6 +29,9 @@ class CpuExecutor final : public StepExecutor {
                                                      ParameterStore& parameters,
                                                      runtime::Communicator* group = nullptr);
 
+  /// What create() takes beside the parameters.
+  static Result<std::int64_t> planned_bytes(const Context& context, const StepPlan& plan);
+
   Status run(OperationObserver* observer = nullptr) override;
   const StepPlan& plan() const override { return plan_; }
   Result<std::byte*> gradients() override { return gradient_arena(); }
@@ -40,7 +43,14 @@ class CpuExecutor final : public StepExecutor {
 
  private:
   explicit CpuExecutor(const Context& context) : context_(context) {}
+  struct Sizes {
+    std::int64_t arena = 0, persistent = 0, scratch = 0, widened = 0;
+  };
+  /// Plans the memory of what is no attention's own.
+  Result<Sizes> measure();
   Status bind(ParameterStore& parameters);
+  /// Bytes of its workspace.
+  Result<std::int64_t> plan_attention();
   Status bind_attention();
   Status gather(const Operation& operation) override;
   template <class T>

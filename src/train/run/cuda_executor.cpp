@@ -115,6 +115,16 @@ Result<std::unique_ptr<CudaStepExecutor>> CudaStepExecutor::create(const Context
   return out;
 }
 
+Result<std::int64_t> CudaStepExecutor::planned_bytes(const Context& context, StepPlan plan,
+                                                     RankOf rank) {
+  fuse(plan);
+  const cuda::GpuDevice& device = *context.state().gpu();
+  runtime::Program program;
+  const auto lowered = lower(plan, plan_memory(plan), device.info(), &context, program, rank);
+  if (!lowered.ok()) return lowered.status();
+  return static_cast<std::int64_t>(program.workspace_bytes());
+}
+
 Status CudaStepExecutor::bind(ParameterStore& parameters) {
   store_ = &parameters;
   if (parameters.on_device() == nullptr) {

@@ -26,6 +26,8 @@ class CudaStepExecutor final : public StepExecutor {
   static Result<std::unique_ptr<CudaStepExecutor>> create(const Context& context, StepPlan plan,
                                                           ParameterStore& parameters,
                                                           runtime::Communicator* group = nullptr);
+  /// What create() takes of the GPU beside the parameters.
+  static Result<std::int64_t> planned_bytes(const Context& context, StepPlan plan, RankOf rank);
   ~CudaStepExecutor() override;
 
   /// Enqueues the batch's copy, the graph, and the copy of the results. With an observer it waits

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "train/cpu/narrow.h"
@@ -91,6 +93,31 @@ Result<AlignedBytes> AlignedBytes::allocate(std::int64_t bytes, const char* what
   return out;
 }
 
+namespace {
+
+// Of values, first and second moments, copies, in this order.
+std::array<std::int64_t, 4> arena_bytes_of(const StepPlan& plan) {
+  if (plan.parameters.empty()) return {};
+  const Parameter& first = plan.parameters.front();
+  const std::int64_t size = size_of(plan.tensor(first.master).element);
+  const auto owned = [&](bool values) { return plan.owned_elements(values) * size; };
+  std::array<std::int64_t, 4> out{};
+  out[0] = plan.owned_values ? owned(true) : plan.arena_elements * size;
+  if (first.first_moment != kNoTensor) out[1] = owned(false);
+  if (first.second_moment != kNoTensor) out[2] = owned(false);
+  if (first.value != first.master) {
+    out[3] = plan.arena_elements * size_of(plan.tensor(first.value).element);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::int64_t ParameterStore::planned_bytes(const StepPlan& plan) {
+  const auto bytes = arena_bytes_of(plan);
+  return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
+}
+
 Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
   ParameterStore out;
   out.parameters_ = plan.parameters;
@@ -101,29 +128,20 @@ Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
   if (plan.parameters.empty()) return out;
   const Parameter& first = plan.parameters.front();
   out.element_ = plan.tensor(first.master).element;
+  if (first.value != first.master) out.copy_element_ = plan.tensor(first.value).element;
+  const auto bytes = arena_bytes_of(plan);
   const struct {
-    TensorId tensor;
     AlignedBytes* arena;
     const char* what;
-  } kArenas[] = {{first.master, &out.values_, "parameters"},
-                 {first.first_moment, &out.first_, "first moments"},
-                 {first.second_moment, &out.second_, "second moments"}};
-  for (const auto& arena : kArenas) {
-    if (arena.tensor == kNoTensor) continue;
-    const bool moments = arena.tensor != first.master;
-    const std::int64_t elements =
-        moments || plan.owned_values ? plan.owned_elements(!moments) : plan.arena_elements;
-    Result<AlignedBytes> memory =
-        AlignedBytes::allocate(elements * size_of(out.element_), arena.what);
+  } kArenas[] = {{&out.values_, "parameters"},
+                 {&out.first_, "first moments"},
+                 {&out.second_, "second moments"},
+                 {&out.copies_, "copies of the parameters"}};
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (bytes[i] == 0) continue;
+    Result<AlignedBytes> memory = AlignedBytes::allocate(bytes[i], kArenas[i].what);
     if (!memory.ok()) return memory.status();
-    *arena.arena = std::move(*memory);
-  }
-  if (first.value != first.master) {
-    out.copy_element_ = plan.tensor(first.value).element;
-    const std::int64_t copy_bytes = plan.arena_elements * size_of(out.copy_element_);
-    Result<AlignedBytes> memory = AlignedBytes::allocate(copy_bytes, "copies of the parameters");
-    if (!memory.ok()) return memory.status();
-    out.copies_ = std::move(*memory);
+    *kArenas[i].arena = std::move(*memory);
   }
   return out;
 }

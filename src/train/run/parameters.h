@@ -45,6 +45,9 @@ class ParameterStore {
   /// Arenas for `plan`: moments only where it has them.
   static Result<ParameterStore> create(const StepPlan& plan);
 
+  /// What create() takes.
+  static std::int64_t planned_bytes(const StepPlan& plan);
+
   /// Fills the values as the plan's initializers say. The numbers of a parameter depend on the seed
   /// and its name only. At most `most` of a parameter are drawn, and then come again: for steps
   /// that are timed, where drawing a billion takes longer than they do.

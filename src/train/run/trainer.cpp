@@ -12,6 +12,7 @@
 #include "train/run/checkpoint.h"
 #include "train/run/parameter_files.h"
 #include "train/run/run_log.h"
+#include "train/run/run_plans.h"
 #include "train/run/take_weights.h"
 #include "train/step/step.h"
 
@@ -35,20 +36,6 @@ TextOptions text_options(const TrainConfig& config) {
           .context = config.model.context};
 }
 
-StepOptions options_on(const Context& context, const TrainConfig& config, const Ranks& ranks) {
-  StepOptions out = config.step_options();
-  out.ranks = ranks.size();
-  out.rank = ranks.rank();
-  out.gpu = context.device().kind == DeviceKind::kCuda;
-  return out;
-}
-
-ParallelOptions parallel_of(const TrainConfig& config, const Ranks& ranks) {
-  ParallelOptions out = ranks.parallel;
-  out.bf16_wire = config.wire == "bf16";
-  return out;
-}
-
 // What is no part of the configuration: lists of other modes meet in other collectives.
 Status check_same_mode(const Ranks& ranks) {
   const std::int64_t words[] = {static_cast<std::int64_t>(ranks.parallel.mode),
@@ -56,17 +43,19 @@ Status check_same_mode(const Ranks& ranks) {
   return check_same(ranks, {{"--parallel and --bucket", digest_of(words, sizeof words)}});
 }
 
-// What does not fit with one word in its vocabulary does not fit with those of the text either,
-// which may take minutes to learn.
-Status admit_least(const Context& context, const TrainConfig& config, const Admission& admits,
-                   const Ranks& ranks) {
-  if (Status s = validate(config); !s.ok()) return s;
-  ModelConfig least = config.model;
-  least.vocabulary = 1;
-  const Result<StepPlan> plan =
-      build_parallel_step(least, options_on(context, config, ranks), parallel_of(config, ranks));
-  return plan.ok() ? admits(*plan) : plan.status();
-}
+// Adds the seconds of a scope.
+class Spent {
+ public:
+  explicit Spent(double& seconds) : seconds_(seconds), start_(Clock::now()) {}
+  Spent(const Spent&) = delete;
+  Spent& operator=(const Spent&) = delete;
+  ~Spent() { seconds_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double& seconds_;
+  Clock::time_point start_;
+};
 
 }  // namespace
 
@@ -363,30 +352,30 @@ Status Trainer::begin(const Admission& admits) {
 Status Trainer::bind(std::optional<std::uint64_t> seed, const Admission& admits) {
   if (Status s = find_end_of_text(); !s.ok()) return s;
   windows_ = Windows(text_->sources, config_.model.context, config_.seed, config_.order);
-  StepOptions options = options_on(context_, config_, ranks_);
-  Result<StepPlan> plan = build_parallel_step(config_.model, options, parallel_of(config_, ranks_));
-  if (!plan.ok()) return plan.status();
-  if (Status s = admits(*plan); !s.ok()) return s;
-  Result<BoundStep> bound = make_step(context_, std::move(*plan), seed, ranks_.of_steps());
-  if (!bound.ok()) return bound.status();
-  parameters_ = std::move(bound->parameters);
-  executor_ = std::move(bound->executor);
-  // Validation is dealt out by whole batches.
-  options.mode = StepMode::kForward;
-  options.accumulate = options.ranks = 1;
-  options.rank = 0;
-  options.checkpoint.clear();
-  Result<StepPlan> forward = build_step(config_.model, options);
-  if (!forward.ok()) return forward.status();
-  share_parameters(*forward, ranks_.parallel.mode, ranks_.size(), ranks_.rank());
-  auto evaluator = make_executor(context_, std::move(*forward), *parameters_, ranks_.of_steps());
-  if (!evaluator.ok()) return evaluator.status();
-  evaluator_ = std::move(*evaluator);
-  // One token at a time is the host's work: a GPU's numbers are pulled before.
   Result<Context> host = Context::create({});
   if (!host.ok()) return host.status();
   host_ = std::make_unique<Context>(std::move(*host));
-  auto generator = Generator::create(*host_, config_.model, options, *parameters_, ranks_);
+  Result<RunPlans> plans = admitted_plans(context_, *host_, config_, config_.model, admits, ranks_);
+  if (!plans.ok()) return plans.status();
+  account_ = std::move(plans->account);
+  Result<BoundStep> bound = make_step(context_, std::move(plans->step), seed, ranks_.of_steps());
+  if (!bound.ok()) return bound.status();
+  parameters_ = std::move(bound->parameters);
+  executor_ = std::move(bound->executor);
+  auto evaluator =
+      make_executor(context_, std::move(plans->validation), *parameters_, ranks_.of_steps());
+  if (!evaluator.ok()) return evaluator.status();
+  evaluator_ = std::move(*evaluator);
+  decodes_on_gpu_ = plans->decodes_on_gpu;
+  // All ranks make theirs together; of one process it is made when it is first asked for.
+  return decodes_on_gpu_ ? Status() : make_generator();
+}
+
+Status Trainer::make_generator() {
+  if (generator_) return {};
+  const Context& context = decodes_on_gpu_ ? context_ : *host_;
+  auto generator =
+      Generator::create(context, config_.model, config_.step_options(), *parameters_, ranks_);
   if (!generator.ok()) return generator.status();
   generator_ = std::move(*generator);
   return {};
@@ -428,6 +417,7 @@ Status Trainer::step(StepReport& report) {
 }
 
 Result<double> Trainer::validation_loss(std::int64_t batches) {
+  const Spent spent(costs_.validation);
   if (Status s = executor_->settle(); !s.ok()) return s;
   const Tokens& file = text_->validation;
   const std::int64_t context = config_.model.context, batch = config_.batch;
@@ -471,6 +461,7 @@ Result<double> Trainer::validation_loss(std::int64_t batches) {
 
 Status Trainer::save(TrainObserver& observer, bool best) {
   if (saved_ == done_) return {};
+  const Spent spent(costs_.saves);
   if (Status s = executor_->settle(); !s.ok()) return s;
   if (Status s = executor_->pull_parameters(); !s.ok()) return s;
   RunState state = {done_, config_.model};
@@ -494,10 +485,15 @@ Status Trainer::save(TrainObserver& observer, bool best) {
 }
 
 Status Trainer::sample(TrainObserver& observer) {
+  const Spent spent(costs_.samples);
   if (Status s = executor_->settle(); !s.ok()) return s;
   // Where weights are dealt out all ranks make the sample.
   if (!ranks_.leads() && !parameters_->owns_values()) return {};
-  if (Status s = executor_->pull_parameters(); !s.ok()) return s;
+  if (Status s = make_generator(); !s.ok()) return s;
+  // The host reads numbers of its own.
+  if (!decodes_on_gpu_) {
+    if (Status s = executor_->pull_parameters(); !s.ok()) return s;
+  }
   std::vector<std::int32_t> tokens;
   const std::vector<std::int32_t> prompt = {text_->validation[0]};
   SamplingOptions sampling = {.temperature = 0.8,

@@ -15,6 +15,7 @@
 
 #include "train/data/text.h"
 #include "train/run/generator.h"
+#include "train/run/memory_account.h"
 #include "train/run/ranks.h"
 #include "train/run/run_folder.h"
 #include "train/run/train_config.h"
@@ -54,8 +55,10 @@ struct TrainOutcome {
   std::optional<double> validation_loss;  ///< over the whole validation text
 };
 
-/// Whether a step may be bound here, by its memory: asked before weights are drawn.
-using Admission = std::function<Status(const StepPlan&)>;
+/// Seconds of a run by what they went into; the rest are steps.
+struct RunCosts {
+  double validation = 0, samples = 0, saves = 0;
+};
 
 /// What a resumed run shall do otherwise.
 using ChangeConfig = std::function<void(TrainConfig&)>;
@@ -89,6 +92,9 @@ class Trainer {
   const StepExecutor& executor() const { return *executor_; }
   const Windows& windows() const { return windows_; }
   std::int64_t steps_done() const { return done_; }
+  /// As it was before anything was taken, and what this process has spent so far.
+  const MemoryAccount& account() const { return account_; }
+  const RunCosts& costs() const { return costs_; }
   /// What was changed when it was resumed.
   const std::vector<ConfigChange>& changes() const { return changes_; }
 
@@ -116,6 +122,7 @@ class Trainer {
   Status step(StepReport& report);
   Status save(TrainObserver& observer, bool best = false);
   Status record(const std::vector<ConfigChange>& changes);
+  Status make_generator();
   Status sample(TrainObserver& observer);
   Status after_step(TrainObserver& observer);
   /// Ranks that do not do the same would wait for each other.
@@ -129,12 +136,15 @@ class Trainer {
   Windows windows_;
   std::unique_ptr<ParameterStore> parameters_;
   std::unique_ptr<StepExecutor> executor_, evaluator_;
-  std::unique_ptr<Context> host_;  ///< what generation runs on
+  std::unique_ptr<Context> host_;  ///< what samples are made on, where no GPU makes them
+  bool decodes_on_gpu_ = false;
   std::unique_ptr<Generator> generator_;
   std::unique_ptr<RunLog> log_;
   std::vector<ConfigChange> changes_;
   std::int64_t done_ = 0;
   std::int64_t saved_ = -1;
+  MemoryAccount account_;
+  RunCosts costs_;
   std::optional<double> best_look_;  ///< of the validation text, where the run has a patience
   std::int64_t looks_since_ = 0;
 };

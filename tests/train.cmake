@@ -25,6 +25,7 @@ if(FLASHLAB_BUILD_CLI)
   flashlab_test(train_run_test SOURCES train_run_test.cpp LIBRARIES flashlab_train
     DEFINITIONS FLASHLAB_GOLDENS="${CMAKE_CURRENT_SOURCE_DIR}/goldens")
   flashlab_test(train_generator_test SOURCES train_generator_test.cpp LIBRARIES flashlab_train)
+  flashlab_test(train_chat_test SOURCES train_chat_test.cpp LIBRARIES flashlab_train)
   flashlab_test(train_weights_test SOURCES train_weights_test.cpp LIBRARIES flashlab_train)
   flashlab_test(train_text_test SOURCES train_text_test.cpp train_data_test.cpp
     LIBRARIES flashlab_train nlohmann_json::nlohmann_json

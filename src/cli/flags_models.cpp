@@ -25,6 +25,9 @@ std::vector<FlagSpec> flags_of_models() {
        "how the text begins, from a file; - is stdin"},
       {"--prompt-ids", "", "N[,N]", kList, kGenerate, kSampling,
        "how the text begins, as tokens' numbers"},
+      {"--chat", "", "", kSwitch, kGenerate, kSampling,
+       "the prompt as a person's turn by the tokenizer's own chat template; the model's answer "
+       "alone is shown"},
       {"--tokens", "--max-new-tokens", "N", kValue, kGenerate, kSampling,
        "how many to add (default 500)"},
       {"--samples", "", "N", kValue, kGenerate, kSampling,
@@ -90,6 +93,8 @@ std::vector<CommandSpec> commands_of_models() {
         {"flashlab generate --checkpoint DIR --device cuda", "decoded on the GPU"},
         {"flashlab generate --checkpoint DIR --prompt-file - --samples 4 --stop .",
          "four texts side by side, each to its first full stop"},
+        {"flashlab generate --checkpoint Qwen3-0.6B --chat --prompt 'Who are you?'",
+         "by its chat template"},
         {"flashlab generate --size tiny --random --tokens 50",
          "random weights: noise, as numbers"}}},
       {kEvaluate,

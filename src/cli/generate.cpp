@@ -12,6 +12,7 @@
 #include "cli/model_flags.h"
 #include "cli/terminal.h"
 #include "cli/values.h"
+#include "train/data/chat_template.h"
 #include "train/data/files.h"
 #include "train/data/tokenizer.h"
 #include "train/run/generator.h"
@@ -69,7 +70,28 @@ train::SamplingOptions sampling_of(const Arguments& arguments) {
 struct Prompt {
   std::vector<std::int32_t> tokens;
   std::string shown;  ///< stands before each text
+  std::string end;    ///< of a chat: what ends the model's turn, and is not shown
 };
+
+// A person's turn with that text, and the beginning of the model's.
+Prompt chat_prompt(const Arguments& arguments, const Source& source, const std::string& text) {
+  const std::filesystem::path tokenizer =
+      arguments.value("--tokenizer")
+          .value_or(source.files ? source.files->tokenizer.string() : std::string());
+  if (tokenizer.empty()) {
+    fail_usage(
+        "--chat needs a tokenizer with a chat template; give --tokenizer FILE, or leave "
+        "--chat out");
+  }
+  const Result<train::ChatTemplate> chat = train::read_chat_template(tokenizer.parent_path());
+  if (!chat.ok()) fail_usage("--chat " + chat.status().message());
+  const auto turns = train::render_chat(chat->source, {{"user", text}}, chat->words);
+  if (!turns.ok()) fail_usage("--chat " + turns.status().message());
+  Result<std::vector<std::int32_t>> tokens = source.tokenizer.encode(*turns);
+  if (!tokens.ok()) fail_usage("--chat " + tokens.status().message());
+  if (tokens->empty()) fail_usage("--chat: the template makes no text of --prompt");
+  return {std::move(*tokens), {}, chat->words.eos_token};
+}
 
 std::vector<std::int32_t> given_ids(const Arguments& arguments, std::int64_t vocabulary) {
   std::vector<std::int32_t> out;
@@ -87,6 +109,10 @@ Prompt prompt_of(const Arguments& arguments, const Source& source) {
   if (given.size() > 1) {
     fail_usage(fmt::format("{} and {} are two prompts; give one", given[0], given[1]));
   }
+  const bool chat = arguments.has("--chat");
+  if (chat && (given.empty() || arguments.has("--prompt-ids"))) {
+    fail_usage("--chat needs what the person says; give --prompt TEXT or --prompt-file FILE");
+  }
   Prompt out;
   if (arguments.has("--prompt-ids")) {
     out.tokens = given_ids(arguments, source.tokenizer.vocabulary());
@@ -99,6 +125,7 @@ Prompt prompt_of(const Arguments& arguments, const Source& source) {
     if (!read.ok()) fail_usage("--prompt-file " + read.status().message());
     text = *read;
   }
+  if (chat) return chat_prompt(arguments, source, text);
   Result<std::vector<std::int32_t>> tokens = source.tokenizer.encode(text);
   // Without a prompt a text begins after a line's end, or after any token where there is none.
   if (given.empty() && (!tokens.ok() || tokens->empty())) tokens = std::vector<std::int32_t>{0};
@@ -114,8 +141,10 @@ Prompt prompt_of(const Arguments& arguments, const Source& source) {
 /// The texts as they come: one as it grows, several each behind its heading once all are made.
 class Texts {
  public:
-  Texts(const train::Tokenizer& tokenizer, std::vector<std::string> stops, std::size_t samples)
-      : tokenizer_(tokenizer), stops_(std::move(stops)), texts_(samples) {}
+  /// A text ends behind a stop, and before the `end`.
+  Texts(const train::Tokenizer& tokenizer, std::vector<std::string> stops, std::string end,
+        std::size_t samples)
+      : tokenizer_(tokenizer), stops_(std::move(stops)), end_(std::move(end)), texts_(samples) {}
 
   // A token may hold more than the end of a stop: what stands behind that is dropped.
   bool add(std::int64_t sample, std::int32_t token) {
@@ -128,6 +157,7 @@ class Texts {
       const std::size_t at = text.find(stop, from);
       if (at != std::string::npos) end = std::min(end, at + stop.size());
     }
+    if (!end_.empty()) end = std::min(end, text.find(end_, before));
     const bool stopped = end != std::string::npos;
     if (stopped) text.resize(end);
     if (texts_.size() == 1) print(std::string_view(text).substr(before));
@@ -148,6 +178,7 @@ class Texts {
  private:
   const train::Tokenizer& tokenizer_;
   std::vector<std::string> stops_;
+  std::string end_;
   std::vector<std::string> texts_;
   std::int64_t made_ = 0;
 };
@@ -192,6 +223,10 @@ int run_generate(const Arguments& arguments) {
   const Result<train::StepPlan> plan = train::build_step(source.model, options);
   if (!plan.ok()) fail(plan.status());
   if (const Status s = admit_step(context, *plan); !s.ok()) fail(s);
+  train::MemoryAccount account;
+  account.add_parameters(context, *plan);
+  if (const Status s = account.add_executor("decoding", context, *plan); !s.ok()) fail(s);
+  if (const Status s = admit_account(context, account); !s.ok()) fail(s);
   Result<train::ParameterStore> parameters = train::ParameterStore::create(*plan);
   if (!parameters.ok()) fail(parameters.status());
   if (source.random) {
@@ -201,7 +236,7 @@ int run_generate(const Arguments& arguments) {
   }
   auto generator = train::Generator::create(context, source.model, options, *parameters);
   if (!generator.ok()) fail(generator.status());
-  Texts texts(source.tokenizer, arguments.values("--stop"),
+  Texts texts(source.tokenizer, arguments.values("--stop"), prompt.end,
               static_cast<std::size_t>(options.samples));
   if (options.samples == 1) print(prompt.shown);
   Rate rate;

@@ -86,6 +86,28 @@ void Sampler::penalize(std::span<double> logits, std::span<const std::int32_t> t
   }
 }
 
+// A few likeliest ones come by a heap, whose worst one most logits do not pass: one comparison
+// each.
+void Sampler::take_candidates(std::span<const double> logits, double most) {
+  constexpr std::int64_t kFew = 1024;
+  const double least = most - kFar * options_.temperature;
+  const bool few = options_.top_k > 0 && options_.top_k <= kFew;
+  const auto wanted = few ? static_cast<std::size_t>(options_.top_k) : logits.size();
+  candidates_.clear();
+  double bar = least;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (!(logits[i] > bar)) continue;
+    if (candidates_.size() == wanted) {
+      std::ranges::pop_heap(candidates_, stands_before<Candidate>);
+      candidates_.pop_back();
+    }
+    candidates_.push_back({logits[i], 0, static_cast<std::int32_t>(i)});
+    if (!few) continue;
+    std::ranges::push_heap(candidates_, stands_before<Candidate>);
+    if (candidates_.size() == wanted) bar = std::max(least, candidates_.front().logit);
+  }
+}
+
 std::int32_t Sampler::draw(std::span<double> logits, std::span<const std::int32_t> text,
                            double unit) {
   if (options_.vocabulary > 0) {
@@ -95,13 +117,8 @@ std::int32_t Sampler::draw(std::span<double> logits, std::span<const std::int32_
   const std::int32_t top = likeliest(logits);
   if (options_.temperature == 0) return top;
   const double most = logits[static_cast<std::size_t>(top)];
-  candidates_.clear();
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    const bool near = logits[i] - most > -kFar * options_.temperature;
-    if (near || static_cast<std::int32_t>(i) == top) {
-      candidates_.push_back({logits[i], 0, static_cast<std::int32_t>(i)});
-    }
-  }
+  take_candidates(logits, most);
+  if (candidates_.empty()) return top;  // a temperature that rounds to nothing
   std::span<Candidate> kept = candidates_;
   const auto k = static_cast<std::size_t>(options_.top_k);
   if (k > 0 && k < kept.size()) {

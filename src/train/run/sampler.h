@@ -35,6 +35,7 @@ class Sampler {
     double logit, weight;
     std::int32_t token;
   };
+  void take_candidates(std::span<const double> logits, double most);
   void penalize(std::span<double> logits, std::span<const std::int32_t> text);
 
   SamplingOptions options_;

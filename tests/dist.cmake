@@ -1,5 +1,6 @@
 # Ranks: real processes of this machine.
 flashlab_test(dist_communicator_test SOURCES dist_communicator_test.cpp LIBRARIES flashlab)
+flashlab_test(dist_sockets_test SOURCES dist_sockets_test.cpp LIBRARIES flashlab)
 flashlab_test(dist_start_test SOURCES dist_start_test.cpp LIBRARIES flashlab)
 
 # GPUs of several ranks: a driver, a compiler and an NCCL that answer as these tests want. What they

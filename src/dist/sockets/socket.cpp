@@ -19,9 +19,9 @@ namespace {
 // A host that is gone without a word is found by this.
 constexpr unsigned kSilenceMs = 20'000;
 
-struct Addresses {
+struct FoundAddresses {
   addrinfo* first = nullptr;
-  Addresses(const std::string& host, int port, bool listens) {
+  FoundAddresses(const std::string& host, int port, bool listens) {
     addrinfo hints{};
     hints.ai_family = AF_UNSPEC;
     hints.ai_socktype = SOCK_STREAM;
@@ -31,11 +31,11 @@ struct Addresses {
       first = nullptr;
     }
   }
-  ~Addresses() {
+  ~FoundAddresses() {
     if (first != nullptr) ::freeaddrinfo(first);
   }
-  Addresses(const Addresses&) = delete;
-  Addresses& operator=(const Addresses&) = delete;
+  FoundAddresses(const FoundAddresses&) = delete;
+  FoundAddresses& operator=(const FoundAddresses&) = delete;
 };
 
 Socket opened(const addrinfo& address) {
@@ -53,7 +53,7 @@ bool wait_for(int descriptor, short events, Deadline deadline) {
 }
 
 Socket bound(const std::string& host, int port) {
-  const Addresses addresses(host, port, true);
+  const FoundAddresses addresses(host, port, true);
   for (const addrinfo* each = addresses.first; each != nullptr; each = each->ai_next) {
     Socket out = opened(*each);
     if (!out) continue;
@@ -164,7 +164,7 @@ Socket accept_until(Socket& listener, Deadline deadline) {
 }
 
 Socket connect_to(const std::string& host, int port, Deadline deadline) {
-  const Addresses addresses(host, port, false);
+  const FoundAddresses addresses(host, port, false);
   for (const addrinfo* each = addresses.first; each != nullptr; each = each->ai_next) {
     Socket out = opened(*each);
     if (!out) continue;

@@ -72,10 +72,11 @@ TEST(SocketRanks, DifferentCallsAreNamedEverywhere) {
 
 TEST(SocketRanks, WhoIsLateOrGoneIsNamedEverywhere) {
   for (const bool gone : {false, true}) {
-    const auto said = on_hosts(3, gone ? 60 : 1, [gone](Communicator& ranks) -> std::string {
+    const auto said = on_hosts(3, 60, [gone](Communicator& ranks) -> std::string {
+      ranks.begin_step(0, gone ? 60 : 1);
       if (ranks.rank() == 1) {
         if (gone) return "left";
-        std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+        std::this_thread::sleep_for(std::chrono::seconds(5));
       }
       return ranks.barrier("the end").message();
     });

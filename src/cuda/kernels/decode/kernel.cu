@@ -51,9 +51,12 @@ __device__ void multiply_keys(const DecodeArguments& args, DecodeStorage<Config>
     warp.begin(args, segment, row_warp, kept_q, team == 0);
     const KeyRange all = segment.seen_by_all(args);
     int key = segment.first_unit * Tiles::kUnitKeys + first;
+    if (DecodeWarp<Config>::kEarlyMask && warp.has_rows()) warp.read_mask(args, segment, key);
 #pragma unroll 1
     for (int unit = segment.units; unit > 0; --unit) {
-      if (DecodeWarp<Config>::kMasked && warp.has_rows()) warp.read_mask(args, segment, key);
+      if (DecodeWarp<Config>::kMasked && !DecodeWarp<Config>::kEarlyMask && warp.has_rows()) {
+        warp.read_mask(args, segment, key);
+      }
       ring.wait_full();
       if (warp.has_rows()) {
         warp.step(args, segment, first_keys + ring.stage * Tiles::kStageBytes,

@@ -30,6 +30,10 @@ struct DecodeWarp : DecodeMask<Config, Config::kMask != MaskTensor::kNone> {
   static constexpr int kBlocks = Tiles::kBlocks, kStepBlocks = Tiles::kStepBlocks;
   static constexpr bool kMasked = Config::kMask != MaskTensor::kNone;
   using Mask = MaskRows<Config>;
+  /// Whether a step's mask is read while the step before multiplies its values, or while the
+  /// step's keys are waited for. MEASURED (H200, 2026-11-28, NOTES.md): better for 32 rows, worse
+  /// for 16, whose keys are waited for longer.
+  static constexpr bool kEarlyMask = kMasked && Config::kRowWarps > 1 && !Config::kWarpgroups;
 
   unsigned rQ[kBlocks][larger(Tiles::kQuerySteps, 1)][4];  // left operands
   float rO[kBlocks][Tiles::kDimBlocks][4];   // rows g, g + 8; features 2t, 2t + 1 of a block
@@ -104,8 +108,7 @@ struct DecodeWarp : DecodeMask<Config, Config::kMask != MaskTensor::kNone> {
     return Config::kWarpgroups || first_row < rows;
   }
 
-  /// Asks for the mask's elements of a step, while its keys are on their way. Those of keys behind
-  /// the last one are not read.
+  /// Asks for the mask's elements of a step. Those of keys behind the last one are not read.
   __device__ void read_mask(const DecodeArguments& args, const DecodeSegment<Config>& segment,
                             int first_key) {
     if constexpr (kMasked) {
@@ -138,6 +141,7 @@ struct DecodeWarp : DecodeMask<Config, Config::kMask != MaskTensor::kNone> {
       scores(keys, kept_q);
     }
     if constexpr (kTransformedScores<Config> || kMasked) transform(args, segment, first_key);
+    if constexpr (kEarlyMask) read_mask(args, segment, first_key + Tiles::kUnitKeys);
     if (!all_seen) hide(args, segment, first_key);
     exponentials();
     if (statistics.out_of_range()) {

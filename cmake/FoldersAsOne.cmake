@@ -11,8 +11,8 @@ foreach(name IN LISTS apart)
   endif()
 endforeach()
 # Not the planners beside the kernels, which use the same names.
-set(rooms api backends cli cuda/launch lab peers profile runtime train/cuda train/data train/layers
-  train/model train/plan train/run train/step)
+set(rooms api backends base cli cuda/launch dist lab peers profile runtime train/cuda train/data
+  train/layers train/model train/parallel train/plan train/run train/step train/weights)
 list(JOIN rooms "|" rooms)
 foreach(target IN ITEMS flashlab flashlab_lab flashlab_train flashlab_profile flashlab_cli)
   if(NOT TARGET ${target})
@@ -26,6 +26,12 @@ foreach(target IN ITEMS flashlab flashlab_lab flashlab_train flashlab_profile fl
     string(REGEX REPLACE "^${PROJECT_SOURCE_DIR}/src/(.*)\\.cpp$" "\\1" name ${file})
     if(name MATCHES "^(${rooms})/" AND NOT name IN_LIST apart)
       string(REGEX REPLACE "/[^/]*$" "" group ${name})
+      # Rooms that read the same headers, those of JSON above all, are one file: kernels, machine,
+      # python and results 24.1 s apart, together 15.4 (processor time, Zen 4, g++ 12, 2026-11-28).
+      string(REGEX REPLACE "^dist/.*" "dist" group ${group})
+      string(REGEX REPLACE "^lab/(kernels|machine|python|results)$" "lab" group ${group})
+      string(REGEX REPLACE "^lab/subjects/(collective|step)$" "lab/subjects/steps" group ${group})
+      string(REGEX REPLACE "^train/model$" "train/weights" group ${group})
       string(REPLACE "/" "_" group ${group})
       set_property(SOURCE ${file} TARGET_DIRECTORY ${target} PROPERTY UNITY_GROUP ${group})
     endif()

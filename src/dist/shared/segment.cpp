@@ -52,7 +52,7 @@ bool reached(std::uint32_t now, std::uint32_t tick) noexcept {
   return static_cast<std::int32_t>(now - tick) >= 0;
 }
 
-double seconds_since(Clock::time_point begin) {
+double waited_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
@@ -171,7 +171,7 @@ Status Segment::wait_for_all() {
       const bool other = rank != options_.rank && slots_[rank].pid != 0;
       if (other && !is_alive(rank)) return fail(words(rank) + " has ended");
     }
-    if (seconds_since(begin) > options_.timeout_s) {
+    if (waited_since(begin) > options_.timeout_s) {
       std::vector<int> missing;
       for (int rank = 0; rank < options_.size; ++rank) {
         if (slots_[rank].pid == 0) missing.push_back(rank);
@@ -313,7 +313,7 @@ Result<std::unique_ptr<Segment>> Segment::meet(const std::string& name,
       if (!status.ok()) return status;
       return out;
     }
-    if (seconds_since(begin) > options.timeout_s) {
+    if (waited_since(begin) > options.timeout_s) {
       return Status(
           StatusCode::kDeviceError,
           {fmt::format("rank {} looks for rank 0 on {}", options.rank, options.host),
@@ -365,7 +365,7 @@ Status Segment::wait_for(int rank, Count count, std::uint32_t value) {
     const std::uint32_t now = word.load();
     if (reached(now, value)) break;
     sleep_while(word, now, kLookMs);
-    if (word.load() == now) status = look_around(rank, seconds_since(begin));
+    if (word.load() == now) status = look_around(rank, waited_since(begin));
   }
   other.waiters.fetch_sub(1);
   return status;

@@ -15,7 +15,7 @@ namespace {
 constexpr int kWaitMs = 50;
 // After Ctrl-C a sample may still be under way; a compilation is not waited for.
 constexpr double kGraceMs = 10'000;
-constexpr std::size_t kNotesKept = 3;
+constexpr std::size_t kLinesKept = 3;
 constexpr std::size_t kNoteLength = 300;
 
 // Says what cannot be imported before anything is. The current folder is not searched: a clone of
@@ -80,7 +80,7 @@ void PythonWorker::read_notes(const std::vector<std::string>& notes, const Stage
       if (stage) stage(progress->done, progress->total, progress->words);
     } else if (note.find_first_not_of(" \t\r") != std::string::npos) {
       said_.push_back(note.substr(0, kNoteLength));
-      if (said_.size() > kNotesKept) said_.pop_front();
+      if (said_.size() > kLinesKept) said_.pop_front();
     }
   }
 }

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string error_text(int error) {
+std::string file_error(int error) {
   return std::generic_category().message(error);
 }
 
@@ -51,7 +51,7 @@ Result<ResultFile> read_results(const fs::path& path) {
   File file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) {
     const int error = errno;
-    return io_error(path, error_text(error), "a results file that can be read",
+    return io_error(path, file_error(error), "a results file that can be read",
                     error == ENOENT ? "check the name" : "check the permissions");
   }
   struct stat info {};
@@ -66,7 +66,7 @@ Result<ResultFile> read_results(const fs::path& path) {
     const ssize_t count = read(file.get(), buffer, sizeof buffer);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
-      return io_error(path, error_text(errno), "a results file that can be read",
+      return io_error(path, file_error(errno), "a results file that can be read",
                       "check the disk, or use another file");
     }
     if (count == 0) break;

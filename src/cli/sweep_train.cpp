@@ -112,7 +112,10 @@ SweptRun run_rate(const Context& context, const train::TrainConfig& config, cons
   out.folder = folder / ("learning-rate-" + rate);
   auto trainer = train::Trainer::start(
       context, config, out.folder, train::RunFolder::Name::kExact,
-      [&](const train::StepPlan& plan) { return admit_step(context, plan); }, &interrupted());
+      [&](const train::StepPlan& plan, const train::MemoryAccount& account) {
+        return admit_run(context, config, plan, account);
+      },
+      &interrupted());
   if (!trainer.ok()) fail(trainer.status());
   SweepObserver observer(out, config.steps);
   Result<train::TrainOutcome> outcome = (*trainer)->run(observer, interrupted());

@@ -132,6 +132,14 @@ Socket::End Socket::receive(void* data, std::size_t bytes, Deadline deadline) {
   return End::kDone;
 }
 
+void Socket::finish(Deadline deadline) {
+  ::shutdown(descriptor_, SHUT_WR);
+  char nothing[4096];
+  while (receive_some(nothing, sizeof nothing) >= 0) {
+    if (!wait_for(descriptor_, POLLIN, deadline)) return;
+  }
+}
+
 long Socket::receive_some(void* data, std::size_t bytes) {
   const ssize_t got = ::recv(descriptor_, data, bytes, 0);
   if (got > 0) return got;

@@ -32,6 +32,9 @@ class Socket {
   /// All of them. kOther: the other side said something while this one was sending.
   End send(const void* data, std::size_t bytes, Deadline deadline, bool listens = false);
   End receive(void* data, std::size_t bytes, Deadline deadline);
+  /// Nothing more will be sent; reads on until the other side has closed. A connection that is
+  /// closed with bytes in it that nobody read takes back what it sent last.
+  void finish(Deadline deadline);
   /// What is there by now, at most `bytes`: how many; 0: nothing, -1: closed.
   long receive_some(void* data, std::size_t bytes);
 

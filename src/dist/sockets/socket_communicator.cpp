@@ -261,6 +261,10 @@ Status SocketCommunicator::fail(std::string why) {
       rank.send(why.data(), why.size(), deadline_in(1));
     }
   }
+  const Deadline heard = deadline_in(1);
+  for (Socket& rank : ranks_) {
+    if (rank) rank.finish(heard);
+  }
   return failed_ = device_error(std::move(why));
 }
 

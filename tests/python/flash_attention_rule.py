@@ -301,7 +301,7 @@ class Coverage:
             for tensor, share in result["shares"].items():
                 largest = record["largest_share_of_allowed"]
                 largest[tensor] = round(max(share, largest.get(tensor, 0)), 3)
-            if result["what"]:
+            if result["ok"] and result["what"]:
                 record["passed_by_rounding_only"].append(f"{name}: {result['what']}")
         record["failures"] = [f for f in record["failures"] if f["case"] != name]
         if not result["ok"]:

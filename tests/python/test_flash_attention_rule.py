@@ -129,6 +129,17 @@ class Sample(unittest.TestCase):
             for name in left:
                 self.assertIn(name, output)
 
+    def test_a_case_that_fails_is_recorded_as_a_failure_alone(self):
+        failed = {"ok": False, "what": "dk: too far off", "shares": {}}
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(
+                rule, "run_one", lambda *_: failed):
+            code, output, records = visit(folder, "--file", "fa2", "--refusals", "0",
+                                          "--sample", "1")
+        self.assertEqual(code, 1, output)
+        record = records["fa2"]
+        self.assertEqual((record["run"], record["passed"], len(record["failures"])), (1, 0, 1))
+        self.assertEqual(record["passed_by_rounding_only"], [])
+
     def test_cases_of_the_same_kernels_follow_each_other(self):
         with tempfile.TemporaryDirectory() as folder:
             _, output, records = visit(folder, "--file", "fa4", "--refusals", "0", "--sample",

@@ -57,6 +57,16 @@ TEST(TrainSampler, FollowsTheProbabilities) {
   EXPECT_EQ(sample({2, 2, 9}, {.temperature = 1e-300}, 0.7), 2);
 }
 
+TEST(TrainSampler, NeverDrawsARowWithoutAWord) {
+  const std::vector<double> logits = {0, 1, 3, 9};
+  EXPECT_EQ(sample(logits, {.temperature = 0}, 0), 3);
+  EXPECT_EQ(sample(logits, {.temperature = 0, .vocabulary = 3}, 0), 2);
+  for (const double unit : {0.0, 0.5, 0.999}) {
+    EXPECT_LT(sample(logits, {.vocabulary = 3}, unit), 3);
+    EXPECT_EQ(sample({1, 5, 5, 1}, {.top_k = 1}, unit), 1);
+  }
+}
+
 TEST(TrainSampler, DrawsWhatSortingWouldDraw) {
   for (std::uint64_t round = 0; round < 400; ++round) {
     const auto draw = [&](std::uint64_t i) { return random_unit({5, 0, round}, i); };

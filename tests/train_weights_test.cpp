@@ -14,7 +14,6 @@
 #include "train/run/checkpoint.h"
 #include "train/run/evaluate.h"
 #include "train/run/export_model.h"
-#include "train/run/generator.h"
 #include "train_model.h"
 
 namespace flashlab::train {
@@ -464,16 +463,6 @@ TEST(TrainTokenizerFiles, BytesAndCharactersComeBackFromHuggingFacesForm) {
   EXPECT_EQ(again->kind(), Tokenizer::Kind::kCharacter);
   EXPECT_EQ(*again->encode("ö \nß"), *characters.encode("ö \nß"));
   EXPECT_FALSE(Tokenizer::numbers(5).to_hugging_face().has_value());
-}
-
-TEST(TrainSampling, RowsWithoutAWordAreNeverDrawn) {
-  const std::vector<double> logits = {0, 1, 3, 9};
-  EXPECT_EQ(sample(logits, {.temperature = 0}, 0), 3);
-  EXPECT_EQ(sample(logits, {.temperature = 0, .vocabulary = 3}, 0), 2);
-  for (const double unit : {0.0, 0.5, 0.999}) {
-    EXPECT_LT(sample(logits, {.vocabulary = 3}, unit), 3);
-    EXPECT_EQ(sample({1, 5, 5, 1}, {.top_k = 1}, unit), 1);
-  }
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "train/cuda/lowering.h"
 #include "train/parallel/collective_work.h"
 #include "train/parallel/data_parallel.h"
+#include "train/run/low_halves.h"
 #include "train/run/parameters.h"
 #include "train_emulated.h"
 
@@ -41,17 +42,21 @@ inline ModelConfig small_model(Family family) {
 class EmulatedProgram {
  public:
   EmulatedProgram(const ModelConfig& model, StepOptions options,
-                  const ParallelOptions& parallel = {})
+                  const ParallelOptions& parallel = {}, bool halves = true)
       : vocabulary_(model.vocabulary) {
     options.gpu = true;
     Result<StepPlan> plan = build_parallel_step(model, options, parallel);
     EXPECT_TRUE(plan.ok());
     plan_ = std::move(*plan);
+    plan_.on_gpu = halves;
     Result<ParameterStore> store = ParameterStore::create(plan_);
     EXPECT_TRUE(store.ok());
     store_.emplace(std::move(*store));
     store_->initialize(7);
     memory_ = plan_memory(plan_);
+    if (plan_.keeps_low_halves()) {
+      low_.resize(static_cast<std::size_t>(store_->moment_bytes()) / sizeof(float));
+    }
     auto lowered =
         lower(plan_, memory_, small_gpu(), nullptr, program_, {options.rank, options.ranks});
     EXPECT_TRUE(lowered.ok()) << lowered.status().message();
@@ -83,7 +88,13 @@ class EmulatedProgram {
     sort_tokens(lowered_.batch, vocabulary_, region(lowered_.batch_buffer));
   }
   void run(const runtime::Step& step) {
+    const SplitValues halves = {reinterpret_cast<float*>(store_->values()),
+                                reinterpret_cast<std::uint16_t*>(store_->copies()), low_.data(),
+                                reinterpret_cast<float*>(store_->second_moments()),
+                                static_cast<std::int64_t>(low_.size())};
+    split_values(halves);
     with_call([&](const runtime::Call& call) { run_emulated(program_, step, call); });
+    join_values(halves);
   }
   std::byte* at(runtime::Place place) {
     void* out = nullptr;
@@ -121,8 +132,9 @@ class EmulatedProgram {
  private:
   template <class F>
   void with_call(const F& f) {
-    void* tensors[] = {store_->values(), store_->copies(), store_->first_moments(),
-                       store_->second_moments(), nullptr};
+    void* const values = low_.empty() ? static_cast<void*>(store_->values()) : low_.data();
+    void* tensors[] = {values, store_->copies(), store_->first_moments(), store_->second_moments(),
+                       nullptr};
     void* workspace = workspace_.data();
     f(runtime::Call{.tensors = tensors, .workspaces = {&workspace, 1}});
   }
@@ -137,6 +149,7 @@ class EmulatedProgram {
   runtime::Program program_;
   LoweredStep lowered_;
   std::vector<std::byte> workspace_;
+  std::vector<std::uint16_t> low_;  ///< what kernels have for values, between these and them
 };
 
 // Tokens from `first` on: of one rank's part of a batch.

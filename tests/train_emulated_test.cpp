@@ -389,6 +389,55 @@ INSTANTIATE_TEST_SUITE_P(
                       OptimizerCase{"fp16_scaled", Precision::kFp16, {.beta2 = 0.95}}),
     [](const auto& info) { return info.param.name; });
 
+// Values half-way between two copies, beside them and at the ends of their type, of both signs, and
+// a step that changes none: what a GPU keeps of them gives every bit back.
+TEST(TrainEmulatedHalves, KeepEveryBit) {
+  EmulatedProgram program(small_model(Family::kGpt2),
+                          {.batch = 2, .precision = Precision::kBf16, .attention = "naive"});
+  const StepPlan& plan = program.plan();
+  ASSERT_TRUE(plan.keeps_low_halves());
+  const ParameterStore& store = program.store();
+  auto* values = reinterpret_cast<std::uint32_t*>(store.values());
+  const auto count = static_cast<std::size_t>(store.moment_bytes()) / 4;
+  constexpr std::uint32_t kLow[] = {0x8000, 0x7fff, 0x8001, 0, 0xffff, 1, 0x4000, 0xc000};
+  constexpr std::uint32_t kHigh[] = {0x3f80, 0xbf81, 0, 0x8001, 0x7f7f, 0x0001, 0xff7e, 0x3f83};
+  for (std::size_t i = 0; i < count; ++i) values[i] = kHigh[i / 8 % 8] << 16 | kLow[i % 8];
+  store.round_copies();
+  const std::vector<std::uint32_t> before(values, values + count);
+  auto* scalars = static_cast<double*>(program.data(plan.scalars));
+  scalars[kLearningRate] = 0, scalars[kStepIndex] = 1;
+  fill_gradients(program, 1, 1);
+  for (int step = 0; step < 2; ++step) program.run("optimizer");
+  for (const Parameter& each : plan.parameters) {
+    for (std::int64_t i = each.offset; i < each.offset + each.elements; ++i) {
+      ASSERT_EQ(values[i], before[static_cast<std::size_t>(i)]) << each.name << " " << i;
+      ASSERT_FALSE(std::signbit(reinterpret_cast<const float*>(store.second_moments())[i]));
+    }
+  }
+}
+
+// One GPU keeps halves of values, ranks that share them whole ones: steps come to the same bits.
+TEST(TrainEmulatedHalves, StepsAreThoseOfWholeValues) {
+  const ModelConfig model = small_model(Family::kGpt2);
+  const StepOptions options = {.batch = 2, .precision = Precision::kBf16, .attention = "naive"};
+  EmulatedProgram halves(model, options), whole(model, options, {}, /*halves=*/false);
+  ASSERT_TRUE(halves.plan().keeps_low_halves() && !whole.plan().keeps_low_halves());
+  for (EmulatedProgram* each : {&halves, &whole}) {
+    auto* scalars = static_cast<double*>(each->data(each->plan().scalars));
+    scalars[kLearningRate] = 1e-2;
+    for (int step = 1; step <= 4; ++step) {
+      scalars[kStepIndex] = step;
+      fill_gradients(*each, step, 1);
+      each->run("optimizer");
+    }
+  }
+  const Learned got = learned_in(halves.plan(), halves.store());
+  const Learned wanted = learned_in(whole.plan(), whole.store());
+  EXPECT_EQ(got.values, wanted.values);
+  EXPECT_EQ(got.first, wanted.first);
+  EXPECT_EQ(got.second, wanted.second);
+}
+
 TEST(TrainEmulatedDecoding, LogitsAreThoseOfTheCpu) {
   for (const Family family : {Family::kCourse, Family::kGpt2}) {
     const ModelConfig model = small_model(family);

@@ -62,6 +62,9 @@ inline unsigned __float_as_uint(float value) {
 inline float rsqrtf(float x) {
   return 1 / std::sqrt(x);
 }
+inline float __fmul_rn(float a, float b) {
+  return a * b;
+}
 inline float __fmaf_rn(float a, float b, float c) {
   return fmaf(a, b, c);
 }

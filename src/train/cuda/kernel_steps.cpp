@@ -437,6 +437,7 @@ Optimizer optimizer_of(const KernelSteps& k, std::int64_t blocks) {
   config.choice("kState", "Element", name_of(state));
   config.choice("kCopy", "Element", name_of(k.element(first.value)));
   config.boolean("kHasCopy", first.value != first.master);
+  config.boolean("kLowHalves", k.plan.keeps_low_halves());
   config.boolean("kCs336", a.convention == AdamWConvention::kCs336);
   config.boolean("kSgd", a.convention == AdamWConvention::kSgd);
   config.boolean("kScaled", k.plan.loss_scale != kNoTensor);
@@ -471,7 +472,8 @@ ParameterBlock block_of(const KernelSteps& k, device::OptimizerArguments argumen
   block.pointer(FLASHLAB_AT(OptimizerArguments, scalars), k.place(k.plan.scalars))
       .pointer(FLASHLAB_AT(OptimizerArguments, gradients), gradients)
       .pointer(FLASHLAB_AT(OptimizerArguments, parameters),
-               at({kValues}, k.plan.owned_values ? range.local : range.begin, master))
+               at({kValues}, k.plan.owned_values ? range.local : range.begin,
+                  k.plan.keeps_low_halves() ? Element::kBf16 : master))
       .pointer(FLASHLAB_AT(OptimizerArguments, copies),
                at({kCopies}, range.begin, k.element(first.value)))
       .pointer(FLASHLAB_AT(OptimizerArguments, first), at({kFirstMoments}, range.local, master))

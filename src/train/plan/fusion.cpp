@@ -93,6 +93,10 @@ void fuse(StepPlan& plan) {
     }
   }
   plan.operations = std::move(fused);
+  plan.on_gpu = true;
+  for (Operation& operation : plan.operations) {
+    if (operation.kind == OperationKind::kAdamW) operation.bytes = 0;  // counted anew
+  }
   finish(plan);
 }
 

@@ -274,6 +274,10 @@ RoleBytes persistent_bytes(const StepPlan& plan) {
     for (const TensorId id : arenas) {
       if (id == kNoTensor) continue;
       const PlanTensor& tensor = plan.tensor(id);
+      if (id == first.master && plan.keeps_low_halves()) {
+        out[static_cast<std::size_t>(tensor.role)] += plan.owned_elements(false) * 2;
+        continue;
+      }
       const bool part = tensor.role == Role::kOptimizerState || plan.owned_values;
       out[static_cast<std::size_t>(tensor.role)] +=
           (part ? plan.owned_elements(/*with_frozen=*/tensor.role == Role::kParameter)

@@ -121,6 +121,15 @@ std::int64_t StepPlan::learned_elements() const {
   return (end + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
 }
 
+bool StepPlan::follow_from_halves() const {
+  if (parameters.empty() || squares > 0 || owned_values) return false;
+  const Parameter& first = parameters.front();
+  return first.second_moment != kNoTensor && first.value != first.master &&
+         tensor(first.master).element == Element::kFp32 &&
+         tensor(first.value).element == Element::kBf16 &&
+         tensor(first.second_moment).element == Element::kFp32;
+}
+
 double StepPlan::flops(Phase phase) const {
   double sum = 0;
   for (const Operation& operation : operations) {
@@ -204,6 +213,11 @@ void finish(StepPlan& plan) {
     std::set<TensorId> operands(operation.inputs.begin(), operation.inputs.end());
     for (const TensorId id : operands) operation.bytes += plan.tensor(id).bytes();
     for (const TensorId id : operation.outputs) operation.bytes += plan.tensor(id).bytes();
+    if (operation.kind != OperationKind::kAdamW || !plan.keeps_low_halves()) continue;
+    // A value is read as two halves, of which the copy is written anyway.
+    for (const Parameter& parameter : plan.parameters) {
+      if (!parameter.frozen) operation.bytes -= 2 * parameter.elements;
+    }
   }
 }
 

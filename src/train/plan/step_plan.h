@@ -88,6 +88,7 @@ struct StepPlan {
   /// What brings values together that a step leaves in parts: its next one gathers only what it
   /// reads (StepExecutor::settle).
   std::vector<Operation> settling;
+  bool on_gpu = false;       ///< `fuse` made it a GPU's
   bool tf32 = false;         ///< products of fp32 may round their operands to tf32
   bool any_threads = false;  ///< bits depend on no number of threads: attention's neither
 
@@ -112,6 +113,10 @@ struct StepPlan {
 
   /// The tensor whose memory it shares, or itself.
   TensorId whole_of(TensorId id) const;
+  /// Whether fp32 values follow from what forward reads of them in bf16 and the low halves of their
+  /// bits (run/low_halves.h): all that a GPU keeps of them where no other rank reads them.
+  bool follow_from_halves() const;
+  bool keeps_low_halves() const { return on_gpu && follow_from_halves(); }
   /// Of one arena of owned elements; those of gradients and moments have no frozen ones.
   std::int64_t owned_elements(bool with_frozen) const;
   std::int64_t parameter_count() const;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -127,6 +128,12 @@ Result<std::int64_t> CudaStepExecutor::planned_bytes(const Context& context, Ste
 
 Status CudaStepExecutor::bind(ParameterStore& parameters) {
   store_ = &parameters;
+  const bool learns = std::ranges::any_of(
+      plan_.operations, [](const Operation& each) { return each.kind == OperationKind::kAdamW; });
+  if (learns && plan_.keeps_low_halves() != parameters.follow_from_halves()) {
+    return Status::invalid(
+        {"parameters", "those of another precision", "a store that the step's plan made", ""});
+  }
   if (parameters.on_device() == nullptr) {
     auto made = DeviceParameters::create(device_, parameters);
     if (!made.ok()) return made.status();

@@ -2,9 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "runtime/cuda/peers.h"
+#include "train/run/low_halves.h"
 
 namespace flashlab::train {
 namespace {
@@ -12,6 +15,22 @@ namespace {
 // The store's arenas by slot; null where it has none.
 std::array<std::byte*, kArenaSlots> arenas_of(const ParameterStore& store) {
   return {store.values(), store.copies(), store.first_moments(), store.second_moments(), nullptr};
+}
+
+// What learns, piece by piece: the halves' memory is bounded.
+template <class F>
+Status each_piece_of_halves(const ParameterStore& store, const F& f) {
+  constexpr std::int64_t kPiece = 1 << 23;
+  const std::int64_t all = store.moment_bytes() / 4;
+  std::vector<std::uint16_t> low(static_cast<std::size_t>(std::min(all, kPiece)));
+  for (std::int64_t begin = 0; begin < all; begin += kPiece) {
+    const SplitValues piece = {reinterpret_cast<float*>(store.values()) + begin,
+                               reinterpret_cast<std::uint16_t*>(store.copies()) + begin, low.data(),
+                               reinterpret_cast<float*>(store.second_moments()) + begin,
+                               std::min(all - begin, kPiece)};
+    if (Status s = f(piece, begin); !s.ok()) return s;
+  }
+  return {};
 }
 
 constexpr std::array<const char*, kArenaSlots> kArenaNames = {
@@ -90,7 +109,10 @@ Result<std::shared_ptr<DeviceParameters>> DeviceParameters::create(const cuda::G
   for (std::size_t i = 0; i < kArenaSlots; ++i) {
     if (host[i] == nullptr) continue;
     const bool moments = i == kFirstMoments || i == kSecondMoments;
-    const std::int64_t bytes = moments ? store.moment_bytes() : store.arena_bytes(i == kCopies);
+    const std::int64_t bytes = moments ? store.moment_bytes()
+                               : i == kValues && store.follow_from_halves()
+                                   ? store.moment_bytes() / 2
+                                   : store.arena_bytes(i == kCopies);
     auto memory = DeviceBytes::allocate(device, bytes, kArenaNames[i]);
     if (!memory.ok()) return memory.status();
     out->arenas_[i] = std::move(*memory);
@@ -146,28 +168,74 @@ Status DeviceParameters::push(const ParameterStore& store) const {
 Status DeviceParameters::push(const ParameterStore& store,
                               std::initializer_list<ArenaSlot> slots) const {
   const cuda::ContextGuard current = device_.current();
+  const bool halves = store.follow_from_halves();
+  if (halves) {
+    const bool moments = std::ranges::find(slots, kSecondMoments) != slots.end();
+    if (Status s = push_halves(store, moments); !s.ok()) return s;
+  }
   const std::array<std::byte*, kArenaSlots> host = arenas_of(store);
   for (const std::size_t i : slots) {
-    if (host[i] == nullptr) continue;
-    const cuda::CUresult result =
-        device_.api().cuMemcpyHtoDAsync(cuda::pointer_of(arenas_[i].data()), host[i],
-                                        static_cast<std::size_t>(arenas_[i].size()), stream_);
-    if (Status s = device_.driver().check(result, "cuMemcpyHtoDAsync"); !s.ok()) return s;
+    if (host[i] == nullptr || (halves && (i == kValues || i == kSecondMoments))) continue;
+    if (Status s = to_device(i, 0, host[i], arenas_[i].size()); !s.ok()) return s;
   }
   return device_.driver().check(device_.api().cuStreamSynchronize(stream_), "cuStreamSynchronize");
 }
 
+Status DeviceParameters::to_device(std::size_t slot, std::int64_t at, const std::byte* from,
+                                   std::int64_t bytes) const {
+  const cuda::CUresult result = device_.api().cuMemcpyHtoDAsync(
+      cuda::pointer_of(arenas_[slot].data() + at), from, static_cast<std::size_t>(bytes), stream_);
+  return device_.driver().check(result, "cuMemcpyHtoDAsync");
+}
+
+Status DeviceParameters::to_host(std::size_t slot, std::int64_t at, std::byte* to,
+                                 std::int64_t bytes) const {
+  const cuda::CUresult result = device_.api().cuMemcpyDtoHAsync(
+      to, cuda::pointer_of(arenas_[slot].data() + at), static_cast<std::size_t>(bytes), stream_);
+  return device_.driver().check(result, "cuMemcpyDtoHAsync");
+}
+
+// Low halves, copies, and second moments with signs, which are zeros before the first step.
+Status DeviceParameters::push_halves(const ParameterStore& store, bool moments) const {
+  return each_piece_of_halves(store, [&](const SplitValues& piece, std::int64_t begin) -> Status {
+    std::vector<float> second(static_cast<std::size_t>(piece.count));
+    if (moments) std::copy_n(piece.second, piece.count, second.data());
+    SplitValues split = piece;
+    split.second = second.data();
+    split_values(split);
+    Status s =
+        to_device(kValues, begin * 2, reinterpret_cast<std::byte*>(split.low), split.count * 2);
+    if (s.ok()) {
+      s = to_device(kSecondMoments, begin * 4, reinterpret_cast<std::byte*>(split.second),
+                    split.count * 4);
+    }
+    if (!s.ok()) return s;
+    return device_.driver().check(device_.api().cuStreamSynchronize(stream_),
+                                  "cuStreamSynchronize");
+  });
+}
+
 Status DeviceParameters::pull(const ParameterStore& store) const {
   const cuda::ContextGuard current = device_.current();
+  const bool halves = store.follow_from_halves();
   const std::array<std::byte*, kArenaSlots> host = arenas_of(store);
   for (std::size_t i = 0; i < kArenaSlots; ++i) {
-    if (host[i] == nullptr) continue;
-    const cuda::CUresult result =
-        device_.api().cuMemcpyDtoHAsync(host[i], cuda::pointer_of(arenas_[i].data()),
-                                        static_cast<std::size_t>(arenas_[i].size()), stream_);
-    if (Status s = device_.driver().check(result, "cuMemcpyDtoHAsync"); !s.ok()) return s;
+    if (host[i] == nullptr || (halves && i == kValues)) continue;
+    if (Status s = to_host(i, 0, host[i], arenas_[i].size()); !s.ok()) return s;
   }
-  return device_.driver().check(device_.api().cuStreamSynchronize(stream_), "cuStreamSynchronize");
+  Status s =
+      device_.driver().check(device_.api().cuStreamSynchronize(stream_), "cuStreamSynchronize");
+  if (!s.ok() || !halves) return s;
+  return each_piece_of_halves(store, [&](const SplitValues& piece, std::int64_t begin) -> Status {
+    Status got =
+        to_host(kValues, begin * 2, reinterpret_cast<std::byte*>(piece.low), piece.count * 2);
+    if (got.ok()) {
+      got =
+          device_.driver().check(device_.api().cuStreamSynchronize(stream_), "cuStreamSynchronize");
+    }
+    if (got.ok()) join_values(piece);
+    return got;
+  });
 }
 
 }  // namespace flashlab::train

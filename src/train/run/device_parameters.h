@@ -60,7 +60,8 @@ class DeviceParameters {
   DeviceParameters(const DeviceParameters&) = delete;
   DeviceParameters& operator=(const DeviceParameters&) = delete;
 
-  /// Values, copies and moments of the store to the GPU, and values and moments back. Wait.
+  /// Values, copies and moments of the store to the GPU, and values and moments back. Wait. Of
+  /// values that follow from halves the GPU has low ones (low_halves.h).
   Status push(const ParameterStore& store) const;
   Status pull(const ParameterStore& store) const;
 
@@ -74,6 +75,10 @@ class DeviceParameters {
  private:
   explicit DeviceParameters(const cuda::GpuDevice& device) : device_(device) {}
   Status push(const ParameterStore& store, std::initializer_list<ArenaSlot> slots) const;
+  Status push_halves(const ParameterStore& store, bool moments) const;
+  Status to_device(std::size_t slot, std::int64_t at, const std::byte* from,
+                   std::int64_t bytes) const;
+  Status to_host(std::size_t slot, std::int64_t at, std::byte* to, std::int64_t bytes) const;
   const cuda::GpuDevice& device_;
   std::array<DeviceBytes, kArenaSlots> arenas_;
   cuda::CUstream stream_ = nullptr;

@@ -26,9 +26,15 @@ void MemoryAccount::add_program() {
 }
 
 void MemoryAccount::add_parameters(const Context& context, const StepPlan& plan) {
-  const MemoryPart part = {"parameters and optimizer", ParameterStore::planned_bytes(plan)};
+  MemoryPart part = {"parameters and optimizer", ParameterStore::planned_bytes(plan)};
   host.push_back(part);
-  if (context.device().kind == DeviceKind::kCuda) device.push_back(part);
+  if (context.device().kind != DeviceKind::kCuda) return;
+  // A GPU has halves in the place of values (low_halves.h), and no values of what is frozen.
+  if (plan.follow_from_halves()) {
+    part.bytes -= 4 * plan.arena_elements;
+    part.bytes += 2 * plan.owned_elements(/*with_frozen=*/false);
+  }
+  device.push_back(part);
 }
 
 Status MemoryAccount::add_executor(std::string name, const Context& context, const StepPlan& plan,

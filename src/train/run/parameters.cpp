@@ -125,6 +125,7 @@ Result<ParameterStore> ParameterStore::create(const StepPlan& plan) {
   out.owned_ = plan.owned;
   out.shared_ = plan.squares > 0;
   out.owned_values_ = plan.owned_values;
+  out.follow_from_halves_ = plan.follow_from_halves();
   if (plan.parameters.empty()) return out;
   const Parameter& first = plan.parameters.front();
   out.element_ = plan.tensor(first.master).element;

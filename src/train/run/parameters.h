@@ -77,6 +77,8 @@ class ParameterStore {
   const std::vector<OwnedRange>& owned() const { return owned_; }
   std::int64_t moment_bytes() const { return first_.size(); }
   bool owns_values() const { return owned_values_; }
+  /// StepPlan::follow_from_halves of its plan.
+  bool follow_from_halves() const { return follow_from_halves_; }
   /// Whether moments are of everything that learns.
   bool owns_all() const { return !shared_; }
   bool is_whole(StoreArena arena) const {
@@ -111,6 +113,7 @@ class ParameterStore {
   std::vector<OwnedRange> owned_;
   bool shared_ = false;
   bool owned_values_ = false;
+  bool follow_from_halves_ = false;
   AlignedBytes values_, copies_, first_, second_;
   std::shared_ptr<DeviceParameters> on_device_;
 };

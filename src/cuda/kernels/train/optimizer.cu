@@ -17,7 +17,12 @@
 // With a loss scale the gradients are scale times too large: norm and factors divide it out. A norm
 // that is no number halves the scale, and the step leaves parameters and moments as they are.
 //
-// Config: Element kParameter, kGradient, kState, kCopy; bool kHasCopy, kCs336, kSgd,
+// With kLowHalves there are no values in fp32: `parameters` are the low halves of their bits, 28
+// bytes a parameter with the copies in bf16, from which the high halves follow. A copy is rounded
+// to nearest, so it is the high half or one more, which the low half's top bit says; half-way
+// between two, where it does not, the sign of the second moment, which has none, does.
+//
+// Config: Element kParameter, kGradient, kState, kCopy; bool kHasCopy, kLowHalves, kCs336, kSgd,
 // kScaled; int kNormBlocks.
 
 #include "train/arguments.h"
@@ -148,15 +153,42 @@ __device__ inline void update_loss_scale(const OptimizerArguments& args) {
 template <class Config>
 struct Update {
   static constexpr int kPack = kUpdatePack;
+  using Halves = RawPack<Element::kBf16, kPack>;
   Pack<kPack> g, p, m, v;
+  Halves high, low;
 
   __device__ void load(const OptimizerArguments& args, Index at) {
     g = load_pack<Config::kGradient, kPack>(args.gradients, at);
-    p = load_pack<Config::kParameter, kPack>(args.parameters, at);
+    if constexpr (Config::kLowHalves) {
+      high = load_raw<Element::kBf16, kPack>(args.copies, at);
+      low = load_raw<Element::kBf16, kPack>(args.parameters, at);
+    } else {
+      p = load_pack<Config::kParameter, kPack>(args.parameters, at);
+    }
     m = load_pack<Config::kState, kPack>(args.first, at);
     v = load_pack<Config::kState, kPack>(args.second, at);
   }
+  __device__ void join_halves() {
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      const unsigned copy = high.words[i / 2] >> 16 * (i % 2) << 16;
+      const int below = static_cast<short>(low.words[i / 2] >> 16 * (i % 2));
+      const unsigned tie = __float_as_uint(v.at[i]) >> 31 << 16;
+      p.at[i] = __uint_as_float(copy + static_cast<unsigned>(below) + tie);
+      v.at[i] = fabsf(v.at[i]);
+    }
+  }
+  __device__ void split_halves() {
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      const unsigned bits = __float_as_uint(p.at[i]);
+      const bool tie = (bits & 0x1ffff) == 0x8000;  // rounded down, to even
+      v.at[i] = tie ? -v.at[i] : v.at[i];
+      low.words[i / 2] = i % 2 == 0 ? bits & 0xffff : low.words[i / 2] | bits << 16;
+    }
+  }
   __device__ void advance(const OptimizerArguments& args, const AdamWFactors& factors, float keep) {
+    if constexpr (Config::kLowHalves) join_halves();
     const auto beta1 = static_cast<float>(args.beta1), beta2 = static_cast<float>(args.beta2);
     const auto rest1 = static_cast<float>(1 - args.beta1);
     const auto rest2 = static_cast<float>(1 - args.beta2);
@@ -166,11 +198,18 @@ struct Update {
       m.at[i] = beta1 * m.at[i] + rest1 * scaled;
       v.at[i] = beta2 * v.at[i] + rest2 * scaled * scaled;
       const float denominator = sqrtf(v.at[i]) * factors.denominator_scale + args.epsilon;
-      p.at[i] = keep * p.at[i] - factors.rate * (m.at[i] / denominator);
+      // Products that the compiler may not contract, so that a rank that keeps values and one that
+      // keeps halves come to the same bits.
+      p.at[i] = __fmul_rn(keep, p.at[i]) - __fmul_rn(factors.rate, m.at[i] / denominator);
     }
+    if constexpr (Config::kLowHalves) split_halves();
   }
   __device__ void store(const OptimizerArguments& args, Index at) const {
-    store_pack<Config::kParameter>(args.parameters, at, p);
+    if constexpr (Config::kLowHalves) {
+      store_raw<Element::kBf16>(args.parameters, at, low);
+    } else {
+      store_pack<Config::kParameter>(args.parameters, at, p);
+    }
     store_pack<Config::kState>(args.first, at, m);
     store_pack<Config::kState>(args.second, at, v);
     if constexpr (Config::kHasCopy) store_pack<Config::kCopy>(args.copies, at, p);

@@ -95,6 +95,14 @@ __device__ inline Pack<kCount> load_pack(const void* data, Index index) {
   return floats_of<kElement, kCount>(load_raw<kElement, kCount>(data, index));
 }
 
+/// Elements of 16 bits, four of them.
+template <Element kElement>
+__device__ inline void store_raw(void* data, Index index, const RawPack<kElement, 4>& raw) {
+  static_assert(kSizeOf<kElement> == 2);
+  *reinterpret_cast<uint2*>(static_cast<char*>(data) + index * 2) =
+      make_uint2(raw.words[0], raw.words[1]);
+}
+
 template <Element kElement, int kCount>
 __device__ inline void store_pack(void* data, Index index, const Pack<kCount>& pack) {
   char* address = static_cast<char*>(data) + index * kSizeOf<kElement>;

@@ -146,18 +146,18 @@ class SinkGradient(NamedTuple):
     terms: torch.Tensor  # the root of the sum of all squared terms
 
     @staticmethod
-    def of(got, out, sinks, g, draws=8):
-        """`out` is the formula in fp32, of `sinks` in fp32. Random signs of the terms have sums
-        whose mean square is that of the terms."""
-        def gradient(of_out):
-            found, = torch.autograd.grad(out, [sinks], of_out, retain_graph=True, allow_unused=True)
-            return torch.zeros_like(sinks) if found is None else found
-
-        exact, squares = gradient(g), torch.zeros_like(sinks)
-        for _ in range(draws):
-            signs = torch.randint(0, 2, g.shape, device=g.device, dtype=torch.int8) * 2 - 1
-            squares = squares + gradient(g * signs).square() / draws
-        return SinkGradient(got, exact, squares.detach().sqrt())
+    def of(got, out, sinks, g):
+        """`out` is the formula in fp32, of `sinks` in fp32. A number of `out` depends on its own
+        head's sink alone, so the derivative of the gradient by `of_out` has every number's, and the
+        gradient for g^2 times that is the sum of all squared terms."""
+        of_out = torch.zeros_like(out, requires_grad=True)
+        found, = torch.autograd.grad(out, [sinks], of_out, create_graph=True, allow_unused=True)
+        if found is None:
+            return SinkGradient(got, torch.zeros_like(sinks), torch.zeros_like(sinks))
+        each, = torch.autograd.grad(found.sum(), of_out, retain_graph=True)
+        exact, = torch.autograd.grad(out, [sinks], g, retain_graph=True)
+        squares, = torch.autograd.grad(out, [sinks], g.square() * each, retain_graph=True)
+        return SinkGradient(got, exact, squares.clamp_min(0).sqrt())
 
     def share(self):
         """Error over what is allowed, of the worst head."""

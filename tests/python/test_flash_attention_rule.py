@@ -100,6 +100,17 @@ class Sinks(unittest.TestCase):
         self.assertGreater(share(1 - too_much), 1)
         self.assertGreater(share(math.nan), 1)
 
+    def test_squared_terms_are_summed_head_by_head_without_chance(self):
+        torch.manual_seed(4)
+        g, values = torch.randn(2, 5, 3, 4)  # [rows, heads, dims]: few, which random signs miss
+        sinks = torch.tensor([0.0, 1.0, -2.0], requires_grad=True)
+        weights = torch.rand(5, 3, 1)
+        found = maths.SinkGradient.of(sinks, weights * torch.sigmoid(-sinks)[:, None] * values,
+                                      sinks, g)
+        slope = torch.sigmoid(sinks) * torch.sigmoid(-sinks)
+        terms = (weights * values * g).square().sum((0, 2)).sqrt() * slope
+        torch.testing.assert_close(found.terms, terms.detach())
+
 
 @unittest.skipUnless(torch, WHY)
 class Sample(unittest.TestCase):

@@ -67,6 +67,15 @@ void remove_leftovers(const fs::path& folder, std::int64_t keep) {
   for (const fs::path& path : unfinished) fs::remove_all(path, ignored);
 }
 
+constexpr const char* kDigest = "digest";
+
+// Of a state without it. Blanks and the order of keys are no part of what it says.
+std::string digest_of_state(nlohmann::json state) {
+  state.erase(kDigest);
+  const std::string text = base::json_text(state);
+  return fmt::format("{:016x}", digest_of(text.data(), text.size()));
+}
+
 Status write_state(const fs::path& at, const RunState& state) {
   for (const auto& [name, text] : state.others) {
     if (Status s = write_file(at / name, text); !s.ok()) return s;
@@ -80,6 +89,7 @@ Status write_state(const fs::path& at, const RunState& state) {
     json["looks_since"] = state.looks_since;
   }
   if (!state.config.empty()) json["config"] = base::read_json<nlohmann::ordered_json>(state.config);
+  json[kDigest] = digest_of_state(base::read_json(base::json_text(json)));
   return write_file(at / "state.json", base::json_text(json, 1) + "\n");
 }
 
@@ -173,6 +183,12 @@ Result<RunState> load_state(const fs::path& checkpoint) {
         {file.string(), fmt::format("step {}", out.step),
          named >= 0 ? fmt::format("{}, as its folder says", named) : std::string("at least 0"),
          "the file is damaged or edited"});
+  }
+  // Files of earlier versions have none.
+  const auto digest = json.find(kDigest);
+  if (digest != json.end() && *digest != digest_of_state(json)) {
+    return Status::invalid({file.string(), fmt::format("a digest of {}", digest_of_state(json)),
+                            base::json_text(*digest), "the file is damaged or edited"});
   }
   if (const auto config = json.find("config"); config != json.end())
     out.config = base::json_text(*config);

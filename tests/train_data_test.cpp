@@ -210,8 +210,11 @@ TEST_F(TrainData, ThreadsGiveTheTokensOfOne) {
   for (int i = 0; i < 4; ++i) text += text.substr(0, 600'000);
   const Tokenizer pairs =
       Tokenizer::byte_pairs(*BytePairs::learn(shipped_text().substr(0, 200'000), 600));
-  for (const Tokenizer& tokenizer :
-       {pairs, Tokenizer::bytes(), *Tokenizer::characters_of(shipped_text())}) {
+  std::string numbers;
+  for (int i = 0; i < 400'000; ++i) numbers += std::to_string(i % 50'000) + ' ';
+  for (const Tokenizer& tokenizer : {pairs, Tokenizer::bytes(), Tokenizer::numbers(50'000),
+                                     *Tokenizer::characters_of(shipped_text())}) {
+    if (tokenizer.kind() == Tokenizer::Kind::kNumber) text.swap(numbers);
     const auto alone = tokenizer.encode(text), together = encode_text(tokenizer, text, 3);
     ASSERT_TRUE(alone.ok() && together.ok());
     EXPECT_EQ(*together, *alone) << tokenizer.describe();
@@ -225,6 +228,7 @@ TEST_F(TrainData, ThreadsGiveTheTokensOfOne) {
       same = same && (*file)[i] == (*alone)[static_cast<std::size_t>(i)];
     }
     EXPECT_TRUE(same) << tokenizer.describe();
+    if (tokenizer.kind() == Tokenizer::Kind::kNumber) text.swap(numbers);
   }
   // A text without a place to cut is one piece.
   const std::string word(3'000'000, 'a');
@@ -256,6 +260,16 @@ TEST_F(TrainData, LinesOfJsonAreDocuments) {
   std::string text;
   for (std::int64_t i = 0; i < tokens.size(); ++i) text += static_cast<char>(tokens[i]);
   EXPECT_EQ(text, "one\nline\ntwo\n");
+}
+
+// Lines are read some tens of megabytes at a time.
+TEST_F(TrainData, ALineIsNamedByItsPlaceInTheFile) {
+  const std::string line = R"({"text": ")" + std::string(20 << 20, 'a') + "\"}\n";
+  const std::string file = written("a.jsonl", line + line + "{\"text\": 1}\n");
+  const auto outcome =
+      tokenize_files(Tokenizer::bytes(), {.files = {file}, .field = "text"}, folder_ / "a.bin");
+  EXPECT_NE(outcome.status().message().find("a.jsonl, line 3"), std::string::npos)
+      << outcome.status().message();
 }
 
 TEST(Toml, SaysWhatJsonSays) {

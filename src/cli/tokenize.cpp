@@ -41,6 +41,16 @@ train::Tokenizer tokenizer_for(const Arguments& arguments, const std::vector<std
   return std::move(*out);
 }
 
+// Names that follow from a text's own may be that of a text: data.json beside --tokenizer bpe.
+void keep_texts(const std::vector<std::string>& files, const fs::path& written) {
+  for (const std::string& file : files) {
+    std::error_code ignored;
+    if (!fs::equivalent(file, written, ignored)) continue;
+    fail_usage(fmt::format("--text {} would be written over by {}; give --output another name",
+                           file, written.string()));
+  }
+}
+
 }  // namespace
 
 int run_tokenize(const Arguments& arguments) {
@@ -49,6 +59,11 @@ int run_tokenize(const Arguments& arguments) {
   if (files.empty()) fail_usage("tokenize needs --text FILE[,FILE]");
   const fs::path output =
       arguments.value("--output").value_or(fs::path(files.front()).replace_extension(".bin"));
+  const std::string given = arguments.value("--tokenizer").value_or("");
+  const fs::path json =
+      given.ends_with(".json") ? fs::path(given) : fs::path(output).replace_extension(".json");
+  keep_texts(files, output);
+  keep_texts(files, json);
   const train::Tokenizer tokenizer = tokenizer_for(arguments, files);
   ProgressLine bar;
   const auto start = Clock::now();
@@ -75,14 +90,8 @@ int run_tokenize(const Arguments& arguments) {
     fail_usage("--text " + outcome.status().message());
   }
   if (!outcome.ok()) fail(outcome.status());
-  std::string flags;
-  if (const std::string given = arguments.value("--tokenizer").value_or("");
-      given.ends_with(".json")) {
-    flags = " --tokenizer " + given;
-  } else {
-    const fs::path json = fs::path(output).replace_extension(".json");
+  if (!given.ends_with(".json")) {
     if (const Status s = train::write_file(json, tokenizer.to_json()); !s.ok()) fail(s);
-    flags = " --tokenizer " + json.string();
   }
   const double megabytes = static_cast<double>(outcome->bytes) * 1e-6;
   print_line(
@@ -90,7 +99,8 @@ int run_tokenize(const Arguments& arguments) {
                   tokenizer.describe(), outcome->tokens, megabytes,
                   outcome->documents > 0 ? fmt::format(", {} documents", outcome->documents) : "",
                   seconds(), megabytes / seconds()));
-  print_line(fmt::format("next     flashlab train --tokens {}{}", output.string(), flags));
+  print_line(fmt::format("next     flashlab train --tokens {} --tokenizer {}", output.string(),
+                         json.string()));
   return kExitOk;
 }
 

@@ -27,6 +27,10 @@ bool is_letter(char c) {
 // letters.
 std::size_t cut_before(const Tokenizer& tokenizer, std::string_view text, std::size_t from,
                        std::size_t at) {
+  if (tokenizer.kind() == Tokenizer::Kind::kNumber) {
+    const std::size_t space = text.rfind(' ', at);
+    return space == std::string_view::npos || space <= from ? from : space;
+  }
   if (!tokenizer.pairs_end_at_spaces()) {
     // Of characters any beginning of one.
     while (at > from && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
@@ -124,9 +128,10 @@ std::string document_end(const Tokenizer& tokenizer) {
 }
 
 Result<std::vector<std::string>> documents_of(std::string_view lines, std::string_view field,
-                                              const std::string& source) {
+                                              const std::string& source,
+                                              std::int64_t lines_before) {
   std::vector<std::string> out;
-  std::int64_t number = 0;
+  std::int64_t number = lines_before;
   for (std::size_t at = 0; at < lines.size();) {
     const std::size_t end = std::min(lines.find('\n', at), lines.size());
     const std::string_view line = lines.substr(at, end - at);
@@ -181,6 +186,7 @@ Result<TokenizeOutcome> tokenize_files(const Tokenizer& tokenizer, const Tokeniz
   };
   for (std::size_t i = 0; i < files.size(); ++i) {
     const std::string_view text = files[i].bytes();
+    std::int64_t lines = 0;
     for (std::size_t at = 0; at < text.size();) {
       const std::size_t begin = at;
       Status status;
@@ -193,9 +199,10 @@ Result<TokenizeOutcome> tokenize_files(const Tokenizer& tokenizer, const Tokeniz
         const std::size_t most = std::min(begin + kPiecesAtOnce * kPieceBytes, text.size());
         at = most == text.size() ? most : text.rfind('\n', most) + 1;
         if (at <= begin) at = std::min(text.find('\n', most), text.size() - 1) + 1;
-        auto documents =
-            documents_of(text.substr(begin, at - begin), options.field, options.files[i]);
+        const std::string_view whole = text.substr(begin, at - begin);
+        auto documents = documents_of(whole, options.field, options.files[i], lines);
         if (!documents.ok()) return documents.status();
+        lines += std::ranges::count(whole, '\n');
         for (std::string& each : *documents) each += document;
         out.documents += std::ssize(*documents);
         done += static_cast<std::int64_t>(at - begin);

@@ -21,10 +21,11 @@ Result<std::vector<std::int32_t>> encode_text(const Tokenizer& tokenizer, std::s
                                               int threads = 0,
                                               const std::atomic<bool>* stop = nullptr);
 
-/// The field `field` of every line of JSON lines. Errors: kInvalidArgument, with the line: no
-/// object, no such field, an empty document.
+/// The field `field` of every line of JSON lines, before which `source` has so many others.
+/// Errors: kInvalidArgument, with the line: no object, no such field, an empty document.
 Result<std::vector<std::string>> documents_of(std::string_view lines, std::string_view field,
-                                              const std::string& source);
+                                              const std::string& source,
+                                              std::int64_t lines_before = 0);
 /// What ends a document: the tokenizer's end of text, else a line's end.
 std::string document_end(const Tokenizer& tokenizer);
 

@@ -164,11 +164,31 @@ TEST(TrainChat, WhatIsNotKnownIsRefusedByName) {
       {"{% for m in messages %}", "an end where endfor should stand"},
       {"{{ messages", "without its end"},
       {"{{ 1 + 'a' }}", "+ in line 1"},
+      {"{{ messages | tojson }}", "\"|tojson\""},
       {"{% endif %}", "endif"}};
   for (const auto& [source, part] : kCases) {
     const Status refused = render_chat(source, kChats[0], {}).status();
     EXPECT_EQ(refused.code(), StatusCode::kUnsupported) << source;
     EXPECT_NE(refused.message().find(part), std::string::npos) << refused.message();
+  }
+}
+
+// Each of these would call the reader, or what removes its tree, as often as it has levels.
+TEST(TrainChat, AnyDepthIsRefusedOrRead) {
+  const auto times = [](const char* text) {
+    std::string out;
+    for (int i = 0; i < 200'000; ++i) out += text;
+    return out;
+  };
+  for (const std::string& inside :
+       {times("("), times("not "), times("- "), "a" + times(".b"), "1" + times("+1")}) {
+    const Status refused = render_chat("{{ " + inside + " }}", {}, {}).status();
+    EXPECT_NE(refused.message().find("a tag of"), std::string::npos) << inside.substr(0, 9);
+  }
+  for (const std::string& text :
+       {times("{% if a %}"), "{% if a %}" + times("{% elif a %}"), times("{% for a in a %}")}) {
+    const Status refused = render_chat(text, {}, {}).status();
+    EXPECT_NE(refused.message().find("inside others"), std::string::npos) << text.substr(0, 9);
   }
 }
 

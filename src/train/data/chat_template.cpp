@@ -381,7 +381,9 @@ class Renderer {
     if (e.text == "string") return text_of(of);
     if (e.text == "list" || e.text == "safe") return of;
     if (e.text == "first" || e.text == "last") return item(of, e.text == "first" ? 0 : -1);
-    if (e.text == "tojson" && !of.is_discarded()) return base::json_text(of);
+    // Lists and objects have blanks in them as Python writes them.
+    const bool plain = of.is_primitive() && !of.is_discarded();
+    if (e.text == "tojson" && plain) return base::json_text(of);
     if (e.text == "join" && of.is_array()) {
       std::string out;
       for (const Value& each : of) {

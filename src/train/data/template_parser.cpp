@@ -283,6 +283,21 @@ class ExpressionReader {
   Status& status_;
 };
 
+// Reading a tree, carrying it out and removing it call themselves once for each of its levels, of
+// which each takes a word or a statement.
+constexpr int kMostWords = 1000, kMostLevels = 200;
+
+class Level {
+ public:
+  explicit Level(int& levels) : levels_(levels) { ++levels_; }
+  Level(const Level&) = delete;
+  Level& operator=(const Level&) = delete;
+  ~Level() { --levels_; }
+
+ private:
+  int& levels_;
+};
+
 class TemplateReader {
  public:
   /// One line's end behind everything is none of the text.
@@ -370,6 +385,8 @@ class TemplateReader {
     while (status_.ok() && text(out)) {
       if (tag_ == '#') continue;
       words_.emplace(inside_, line_);
+      check_words(*words_);
+      if (!status_.ok()) break;
       line_ += static_cast<int>(std::ranges::count(inside_, '\n'));
       if (tag_ == '{') {
         out.push_back({.kind = TemplateNode::Kind::kOutput, .value = expression()});
@@ -392,6 +409,20 @@ class TemplateReader {
     return {};
   }
 
+  void check_words(TagWords words) {
+    int count = 0;
+    for (; words.word().kind != TagWord::Kind::kEnd; words.next()) ++count;
+    if (count <= kMostWords) return;
+    status_ = unknown_to_templates(fmt::format("a tag of {} words", count), line_);
+  }
+
+  // Whether there is room for a statement inside of the others.
+  bool has_room() {
+    if (levels_ <= kMostLevels) return true;
+    status_ = unknown_to_templates(fmt::format("statement {} inside others", levels_), line_);
+    return false;
+  }
+
   ExpressionPtr expression() { return ExpressionReader(*words_, status_).read(); }
 
   void ended() {
@@ -406,6 +437,8 @@ class TemplateReader {
   }
 
   TemplateNode conditional() {
+    const Level level(levels_);
+    if (!has_room()) return {};
     TemplateNode out = {.kind = TemplateNode::Kind::kIf, .condition = expression()};
     ended();
     const std::string word = nodes(out.body);
@@ -418,6 +451,8 @@ class TemplateReader {
   }
 
   TemplateNode loop() {
+    const Level level(levels_);
+    if (!has_room()) return {};
     TemplateNode out = {.kind = TemplateNode::Kind::kFor};
     do {
       out.names.push_back(words_->word().text);
@@ -453,7 +488,7 @@ class TemplateReader {
 
   std::string_view source_, inside_;
   std::size_t at_ = 0;
-  int line_ = 1;
+  int line_ = 1, levels_ = 0;
   char tag_ = 0;
   bool trims_ = false, drops_line_end_ = false;
   std::optional<TagWords> words_;

@@ -102,6 +102,16 @@ class Data(Folder):
                 self.assertIn(part, self.done("tokenize", *flags, "--output", bad, code=2))
                 self.assertFalse(os.path.exists(bad))
 
+    def test_tokenize_keeps_its_texts(self):
+        for name, flags in (("a.bin", ["--tokenizer", "byte"]),
+                            ("a.json", ["--tokenizer", "byte"]),
+                            ("b.txt", ["--tokenizer", "byte", "--output", self.path("b.txt")])):
+            with self.subTest(name=name):
+                file = self.path(name, b"some text")
+                self.assertIn("would be written over", self.done("tokenize", "--text", file, *flags,
+                                                                 code=2))
+                self.assertEqual(read(file), b"some text")
+
     def test_lines_of_json_are_learned(self):
         lines = b"".join(json.dumps({"body": f"text {i} of many"}).encode() + b"\n"
                          for i in range(400))
@@ -166,7 +176,23 @@ warmup = 1
                                                                         b'{"dtyp": "fp32"}'),
                                          code=2))
 
+    def test_a_list_of_a_repeated_flag(self):
+        random = ["generate", "--size", "tiny", "--device", "cpu", "--tokens", "200"]
+        file = self.path("stops.toml", b'stop = ["7", "8", "9"]\n')
+        text, typed = (self.done(*random, *flags).splitlines()[0] for flags in (
+            ["--config", file], [word for stop in "789" for word in ("--stop", stop)]))
+        self.assertEqual(text, typed)
+        self.assertIn(text[-1], "789")
+        nothing = self.path("nothing.toml", b'stop = ""\n')
+        self.assertIn('stop: got ""', self.done(*random, "--config", nothing, code=2))
+
     def test_a_sweep_over_rates(self):
+        rates = self.path("rates.toml", b"learning_rate = [1e-3, 1e-2, 1e-3]\n")
+        self.assertIn("0.001 is given twice",
+                      self.done("sweep", "train", *TINY, "--config", rates, code=2))
+        self.assertIn("1e-3 is given twice",
+                      self.done("sweep", "train", *TINY, "--learning-rate", "1e-3,1e-2,1e-3",
+                                code=2))
         folder = self.path("sweep")
         out = self.done("sweep", "train", *TINY, "--learning-rate", "1e-4,1e-2", "--steps", "30",
                         "--warmup-steps", "3", "--output", folder)

@@ -164,6 +164,7 @@ class Weights(Folder):
         base = ["evaluate", "--checkpoint", folder]
         self.refused(base, "one of --text, --tokens and --choices")
         self.refused([*base, "--text", text, "--window", "17"], "--window")
+        self.refused([*base, "--text", text, "--tokens-format", "uint16"], "has no effect")
         self.refused([*base, "--text", text, "--window", "4", "--stride", "5"], "--stride")
         self.refused([*base, "--text", self.path("absent")], "No such file")
         with open(other, "w", encoding="utf-8") as file:

@@ -41,13 +41,15 @@ bool is_key(const std::vector<std::string>& keys, const std::string& key) {
   return std::ranges::find(keys, key) != keys.end();
 }
 
-bool is_run_key(unsigned command, const std::string& key) {
+bool is_run_key(unsigned command, const std::string& key, const Settings& value) {
+  // A run has one rate; a list is the flag of a sweep.
+  if (command == kSweepTrain && key == "learning_rate" && value.is_array()) return false;
   return (command & kReadsRuns) != 0 && is_key(train::run_config_keys(), key);
 }
 
 // As it would be typed. Lists are written with commas.
 std::string typed(const std::string& path, const std::string& key, const Settings& value) {
-  if (value.is_string()) return value.get<std::string>();
+  if (value.is_string() && value != "") return value.get<std::string>();
   if (value.is_number()) return base::json_text(value);
   std::string out;
   bool good = value.is_array() && !value.empty();
@@ -77,7 +79,7 @@ void read_config(Arguments& arguments) {
   const std::vector<const FlagSpec*> known = flags_of(bit);
   const Settings settings = settings_of(*path);
   for (const auto& [key, value] : settings.items()) {
-    if (is_run_key(bit, key)) continue;
+    if (is_run_key(bit, key, value)) continue;
     std::string name = "--" + key;
     std::ranges::replace(name, '_', '-');
     const auto flag = std::ranges::find_if(
@@ -107,6 +109,12 @@ void read_config(Arguments& arguments) {
       fail_usage(fmt::format("{}: got {}, expected true or false", spelling,
                              base::json_text(value).substr(0, 60)));
     }
+    if ((*flag)->kind == FlagKind::kRepeated && value.is_array()) {
+      for (const Settings& each : value) {
+        arguments.add(**flag, spelling, typed(*path, key, each));
+      }
+      continue;
+    }
     std::string text = typed(*path, key, value);
     check_choices(**flag, spelling, text);
     arguments.add(**flag, spelling, std::move(text));
@@ -119,7 +127,7 @@ std::string run_keys_of(const Arguments& arguments) {
   Settings out = Settings::object();
   const Settings settings = settings_of(*path);
   for (const auto& [key, value] : settings.items()) {
-    if (is_run_key(arguments.command_bit(), key)) out[key] = value;
+    if (is_run_key(arguments.command_bit(), key, value)) out[key] = value;
   }
   return base::json_text(out);
 }

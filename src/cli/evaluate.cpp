@@ -79,6 +79,9 @@ class Evaluation {
                         flag));
       }
     }
+    if (arguments_.has("--tokens-format") && !arguments_.has("--tokens")) {
+      fail_usage("--tokens-format has no effect without --tokens, or leave it out");
+    }
     const std::int64_t context = files_.model.context;
     windows_.window = whole(arguments_, "--window", context, 1, context);
     windows_.stride = whole(arguments_, "--stride", windows_.window, 1, windows_.window);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -139,6 +140,9 @@ int run_sweep_train(const Arguments& arguments) {
     configs.push_back(config);
     set_learning_rate(parse_number("--learning-rate", rate), configs.back());
     require_valid(configs.back());
+    if (std::ranges::count(rates, rate) > 1) {
+      fail_usage(fmt::format("--learning-rate {} is given twice; leave one out", rate));
+    }
     if (const auto old = train::find_run(folder / ("learning-rate-" + rate))) {
       fail_usage(fmt::format("--output {} holds a run already; give a new folder", old->string()));
     }

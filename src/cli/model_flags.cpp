@@ -102,9 +102,11 @@ std::string bytes_text(std::int64_t bytes) {
   return lab::format_bytes(static_cast<double>(bytes));
 }
 
-// The first of a smaller batch, recomputation, and a smaller model of the family that fits.
-std::string what_fits(const Context& context, const train::TrainConfig& config) {
-  const std::int64_t limit = lab::bytes_for_a_step(context);
+// The first of a smaller batch, recomputation, and a smaller model of the family that fits beside
+// the `others` of the run.
+std::string what_fits(const Context& context, const train::TrainConfig& config,
+                      std::int64_t others) {
+  const std::int64_t limit = lab::bytes_for_a_step(context) - others;
   train::StepOptions options = config.step_options();
   options.gpu = context.device().kind == DeviceKind::kCuda;
   options.checkpoint.clear();
@@ -170,7 +172,10 @@ Status admit_run(const Context& context, const train::TrainConfig& config,
   if (fits.ok()) fits = check_account(context, account);
   if (fits.ok()) return fits;
   ErrorDetail detail = fits.detail();
-  detail.remedy = what_fits(context, config);
+  const bool gpu = context.device().kind == DeviceKind::kCuda;
+  const std::int64_t all = sum(gpu ? account.device : account.host);
+  const std::int64_t own = train::plan_memory(step).device_bytes();
+  detail.remedy = what_fits(context, config, std::max<std::int64_t>(all - own, 0));
   return Status::invalid(std::move(detail));
 }
 

@@ -13,6 +13,7 @@ import glob
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,10 +39,10 @@ def commands_of(text):
         code = match.group(1) or match.group(2)
         for line in code.replace("\\\n", " ").split("\n"):
             found = COMMAND.search(re.sub(r"\s+#.*$", "", line.strip()))
-            # Behind `launch --` stands another program, `launch` alone is a name, and ranks that
-            # are compared need a launcher (cli_parallel_test.py).
-            names = found and re.match(r"launch(?: *$|.* -- )|(?:check|bench) parallel",
-                                       found.group(1))
+            # Behind `launch --` stands another program, `launch` or `tokenize` alone is a name, and
+            # ranks that are compared need a launcher (cli_parallel_test.py).
+            names = found and re.match(
+                r"(?:launch|tokenize) *$|launch.* -- |(?:check|bench) parallel", found.group(1))
             if found and not names and not PLACEHOLDER.search(found.group(1)):
                 yield found.group(1)
 
@@ -178,6 +179,8 @@ class Documents(unittest.TestCase):
             if all(said(words) in seen for _, words in commands):
                 continue
             with tempfile.TemporaryDirectory(prefix="flashlab-docs-") as folder:
+                # A reader's own text.
+                shutil.copy(os.path.join(ROOT, "README.md"), os.path.join(folder, "mine.txt"))
                 for command, words in commands:
                     files = "--baseline" in words or "--json" in words  # made anew
                     if said(words) in seen and not files:

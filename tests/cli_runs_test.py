@@ -147,6 +147,20 @@ class Runs(Folder):
         self.train("--resume", folder)
         self.assertEqual(read(os.path.join(folder, "step-4", "model.safetensors")), last)
 
+    def test_a_change_goes_back_with_its_run(self):
+        folder = self.path("run")
+        self.train(*TINY, "--steps", "4", "--save-every", "2", "--keep", "0", "--output", folder)
+        self.train("--resume", folder, "--learning-rate", "1e-3", "--steps", "6")
+        for step in (4, 6):
+            os.rename(os.path.join(folder, f"step-{step}"), self.path(f"gone-{step}"))
+        self.assertIn("changed  steps from 4 to 6 after step 2", self.train("--resume", folder))
+        with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+            changes = json.load(file)["changes"]
+        self.assertEqual({change["step"] for change in changes}, {2})
+        changed = [line for line in self.lines(folder) if "changed" in line]
+        self.assertEqual([line["step"] for line in changed], [2])
+        self.assertEqual(changed[0]["changed"]["steps"], [4, 6])
+
     def test_a_damaged_state_is_no_checkpoint(self):
         folder = self.path("run")
         self.train(*TINY, "--steps", "4", "--save-every", "2", "--output", folder)

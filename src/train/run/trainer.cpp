@@ -195,6 +195,16 @@ struct SavedRun {
   std::vector<ConfigChange> changes;  ///< that were asked for now
 };
 
+// What was asked for after a checkpoint that is gone holds from this one on.
+void take_back_changes(SavedRun& run) {
+  std::vector<ConfigChange>& known = run.config.changes;
+  const std::int64_t step = run.state.step;
+  for (const ConfigChange& each : known) {
+    if (each.step > step) run.changes.push_back({step, each.key, each.from, each.to});
+  }
+  std::erase_if(known, [&](const ConfigChange& each) { return each.step > step; });
+}
+
 // What `change` makes of the configuration, from the checkpoint's step on.
 Status change_run(SavedRun& run, const ChangeConfig& change) {
   const Json before = base::read_json<Json>(run.config.to_json());
@@ -221,6 +231,7 @@ Result<SavedRun> read_run(const fs::path& folder, const fs::path& checkpoint,
   if (!state.ok()) return with_older(state.status(), checkpoint);
   SavedRun out = {std::move(*config), std::move(*state), {}};
   if (Status s = check_same_run(out.config, out.state, file, checkpoint); !s.ok()) return s;
+  take_back_changes(out);
   if (Status s = change_run(out, change); !s.ok()) return s;
   if (Status s = check_steps(out.config, out.state, checkpoint); !s.ok()) return s;
   return out;

@@ -67,11 +67,11 @@ void remove_leftovers(const fs::path& folder, std::int64_t keep) {
   for (const fs::path& path : unfinished) fs::remove_all(path, ignored);
 }
 
-constexpr const char* kDigest = "digest";
+constexpr const char* kStateDigest = "digest";
 
 // Of a state without it. Blanks and the order of keys are no part of what it says.
 std::string digest_of_state(nlohmann::json state) {
-  state.erase(kDigest);
+  state.erase(kStateDigest);
   const std::string text = base::json_text(state);
   return fmt::format("{:016x}", digest_of(text.data(), text.size()));
 }
@@ -89,7 +89,7 @@ Status write_state(const fs::path& at, const RunState& state) {
     json["looks_since"] = state.looks_since;
   }
   if (!state.config.empty()) json["config"] = base::read_json<nlohmann::ordered_json>(state.config);
-  json[kDigest] = digest_of_state(base::read_json(base::json_text(json)));
+  json[kStateDigest] = digest_of_state(base::read_json(base::json_text(json)));
   return write_file(at / "state.json", base::json_text(json, 1) + "\n");
 }
 
@@ -185,7 +185,7 @@ Result<RunState> load_state(const fs::path& checkpoint) {
          "the file is damaged or edited"});
   }
   // Files of earlier versions have none.
-  const auto digest = json.find(kDigest);
+  const auto digest = json.find(kStateDigest);
   if (digest != json.end() && *digest != digest_of_state(json)) {
     return Status::invalid({file.string(), fmt::format("a digest of {}", digest_of_state(json)),
                             base::json_text(*digest), "the file is damaged or edited"});

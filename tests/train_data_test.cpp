@@ -81,7 +81,7 @@ TEST_F(TrainData, AnEpochTakesEachWindowOnce) {
   const Windows windows({{text, 1}}, 8, 1337, WindowOrder::kEpochs);
   // Batches of 4 windows: 10 windows of an epoch end in the middle of a step.
   std::vector<std::int64_t> starts;
-  for (std::int64_t step = 0; step < 5; ++step) {
+  for (std::int64_t step = 0; step < 100; ++step) {
     for (std::int64_t i = 0; i < 4; ++i) {
       const Windows::Place place = windows.of(step, i, 4);
       ASSERT_LE(place.start + 8, place.text->size() - 1) << "the last target is inside";

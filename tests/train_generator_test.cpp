@@ -52,6 +52,7 @@ TEST(TrainSampler, FollowsTheProbabilities) {
   EXPECT_EQ(sample(logits, {.top_k = 1}, 0.99), 1);
   EXPECT_EQ(sample(logits, {.top_p = 0.5}, 0.99), 1);
   EXPECT_EQ(sample(logits, {.top_p = 0.7}, 0.99), 2);
+  EXPECT_EQ(sample({0, 0, 0, 0}, {.top_p = 0.5}, 0.99), 1) << "two halves of a half are enough";
   EXPECT_EQ(sample(logits, {.vocabulary = 1}, 0.99), 0);
   EXPECT_EQ(sample({2, 2, 2}, {.temperature = 0}, 0), 0);
   EXPECT_EQ(sample({2, 2, 9}, {.temperature = 1e-300}, 0.7), 2);

@@ -90,6 +90,37 @@ TEST(SocketRanks, WhoIsLateOrGoneIsNamedEverywhere) {
   }
 }
 
+TEST(SocketRanks, WhoWaitsForItsGpuMindsNeitherWhoIsAheadNorWhoLeaves) {
+  for (const int leaves : {0, 2}) {
+    const auto said = on_hosts(3, 20, [leaves](Communicator& ranks) -> std::string {
+      const auto wait = [] { std::this_thread::sleep_for(std::chrono::milliseconds(500)); };
+      if (ranks.rank() == 0) {  // the others have sent what they bring
+        wait();
+        if (Status status = ranks.watch({}); !status.ok()) return status.message();
+      }
+      if (Status status = ranks.barrier("all"); !status.ok()) return status.message();
+      if (ranks.rank() == leaves) return "left";
+      wait();
+      if (ranks.rank() == 1 && leaves == 2) {
+        wait();  // while rank 0 looks
+        return "left";
+      }
+      if (Status status = ranks.watch({}); !status.ok()) return "watch: " + status.message();
+      return ranks.barrier("one left").message();
+    });
+    for (int rank = 0; rank < 3; ++rank) {
+      const std::string& each = said[static_cast<std::size_t>(rank)];
+      const bool waits = rank != leaves && (leaves == 0 || rank == 0);
+      if (!waits) {
+        EXPECT_EQ(each, "left");
+        continue;
+      }
+      EXPECT_EQ(each.find(fmt::format("rank {} (process ", leaves)), 0U) << each;
+      EXPECT_NE(each.find("has ended"), std::string::npos) << each;
+    }
+  }
+}
+
 TEST(SocketRanks, AnotherBuildIsRefused) {
   const auto said = on_hosts(
       2, 20, [](Communicator& ranks) { return ranks.barrier("").message(); }, "another");

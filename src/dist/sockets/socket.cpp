@@ -52,6 +52,12 @@ bool wait_for(int descriptor, short events, Deadline deadline) {
   return ready > 0;
 }
 
+// What recv says, in receive_some's words.
+long received(ssize_t got) {
+  if (got > 0) return got;
+  return got < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
+}
+
 Socket bound(const std::string& host, int port) {
   const FoundAddresses addresses(host, port, true);
   for (const addrinfo* each = addresses.first; each != nullptr; each = each->ai_next) {
@@ -141,9 +147,16 @@ void Socket::finish(Deadline deadline) {
 }
 
 long Socket::receive_some(void* data, std::size_t bytes) {
-  const ssize_t got = ::recv(descriptor_, data, bytes, 0);
-  if (got > 0) return got;
-  return got < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
+  return received(::recv(descriptor_, data, bytes, 0));
+}
+
+long Socket::peek(void* data, std::size_t bytes) {
+  return received(::recv(descriptor_, data, bytes, MSG_PEEK));
+}
+
+bool Socket::has_ended() const {
+  pollfd one{.fd = descriptor_, .events = POLLRDHUP, .revents = 0};
+  return ::poll(&one, 1, 0) > 0;
 }
 
 Result<Socket> listen_behind(const std::string& host, int port) {
@@ -162,8 +175,12 @@ Result<Socket> listen_behind(const std::string& host, int port) {
 }
 
 Socket accept_until(Socket& listener, Deadline deadline) {
-  if (!wait_for(listener.descriptor(), POLLIN, deadline)) return {};
-  Socket out(::accept4(listener.descriptor(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  Socket out;
+  do {  // again where one was gone before it was taken
+    if (!wait_for(listener.descriptor(), POLLIN, deadline)) return {};
+    out = Socket(::accept4(listener.descriptor(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  } while (!out && (errno == ECONNABORTED || errno == EAGAIN || errno == EINTR));
+  if (!out) return {};
   const int yes = 1;
   ::setsockopt(out.descriptor(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   ::setsockopt(out.descriptor(), SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);

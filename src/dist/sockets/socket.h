@@ -37,6 +37,10 @@ class Socket {
   void finish(Deadline deadline);
   /// What is there by now, at most `bytes`: how many; 0: nothing, -1: closed.
   long receive_some(void* data, std::size_t bytes);
+  /// As receive_some, but it stays there.
+  long peek(void* data, std::size_t bytes);
+  /// Whether the other side sends nothing more than what is there.
+  bool has_ended() const;
 
  private:
   int descriptor_ = -1;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -44,7 +45,7 @@ struct Name {
   char host[64];
 };
 
-// Before what a rank brings to a collective. Its last one has the kind kLeaves.
+// Before what a rank brings to a collective. The last one, rank 0's too, has the kind kLeaves.
 constexpr std::int32_t kLeaves = -1;
 struct Header {
   std::uint64_t bytes;
@@ -57,6 +58,7 @@ struct Reply {
   std::uint64_t bytes;
   std::int32_t failed, unused;
 };
+static_assert(offsetof(Header, kind) == offsetof(Reply, failed));  // kLeaves is seen in both
 
 template <std::size_t N>
 void copy_text(std::string_view text, char (&to)[N]) {
@@ -151,7 +153,9 @@ Status SocketCommunicator::greet(Socket socket, Reception& last) {
   const bool spoke =
       socket.receive(&hello, sizeof hello, deadline_in(kGreetingS)) == Socket::End::kDone &&
       std::memcmp(hello.word, kWord, sizeof kWord) == 0;
-  if (!spoke) return {};
+  // One that gave up meanwhile comes again.
+  if (!spoke || socket.has_ended()) return {};
+  hello.build[sizeof hello.build - 1] = hello.host[sizeof hello.host - 1] = '\0';
   Status wrong;
   Answer answer{};
   std::memcpy(answer.word, kWord, sizeof kWord);
@@ -285,6 +289,7 @@ Status SocketCommunicator::told(Deadline deadline) {
   Socket::End end = to(0).receive(&reply, sizeof reply, deadline);
   if (end != Socket::End::kDone) return lost(end);
   if (reply.failed == 0) return {};
+  if (reply.failed == kLeaves) return lost(Socket::End::kClosed);
   std::string why(std::min<std::size_t>(reply.bytes, 4096), '\0');
   end = to(0).receive(why.data(), why.size(), deadline);
   if (end != Socket::End::kDone) return lost(end);
@@ -297,13 +302,16 @@ Status SocketCommunicator::watch(const runtime::StreamProgress& progress) {
     if (!to(other)) continue;
     pollfd one{.fd = to(other).descriptor(), .events = POLLIN | POLLRDHUP, .revents = 0};
     if (::poll(&one, 1, 0) <= 0) continue;
-    if (rank() != 0) return told(deadline_in(kGreetingS));
+    // What the others bring to a collective that this rank has yet to reach stays where it is.
     Header header{};
-    const bool leaves =
-        to(other).receive(&header, sizeof header, deadline_in(kGreetingS)) == Socket::End::kDone &&
-        header.kind == kLeaves;
-    if (!leaves) return fail(fmt::format("{} has ended", words(other)));
-    to(other).close();
+    const bool whole = to(other).peek(&header, sizeof header) == sizeof header;
+    if (whole && header.kind == kLeaves) {
+      to(other).close();
+    } else if (rank() != 0) {
+      return told(deadline_in(kGreetingS));
+    } else if ((one.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0) {
+      return fail(fmt::format("{} has ended", words(other)));
+    }
   }
   if (progress.waited_s < options_.timeout_s) return {};
   std::string late = fmt::format("{} waits for its GPU, where nothing went on for {:g} s",
@@ -390,6 +398,10 @@ Status SocketCommunicator::gather(const CollectiveCall& call, const Header& own)
     std::vector<int> whose;
     int missing = 0;
     for (int rank = 1; rank < size(); ++rank) {
+      if (!to(rank)) {  // it left while this rank waited for its GPU
+        return fail(fmt::format("{} has ended; step {}, {} {} \"{}\": rank 0 came", words(rank),
+                                step_, to_string(call.kind), collectives_, call.name));
+      }
       const bool all = coming[static_cast<std::size_t>(rank)].got == whole(rank);
       const auto events = static_cast<short>(all ? POLLRDHUP : POLLIN);
       waits.push_back({.fd = to(rank).descriptor(), .events = events, .revents = 0});

@@ -1,4 +1,4 @@
-"""The ranks of a run as Python sees them: arrays exchanged between processes of one host."""
+"""The ranks of a run as Python sees them: arrays exchanged between processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Communicator:
                 out= takes one to write, which may be the argument itself where that is said
     Sums        of float64, float32, float16, bfloat16: a binary tree over ranks,
                 ((0 + 1) + (2 + 3)) + 4, in float32 (float64), rounded once
-    transport   "shared" (memory of this host) or "mpi"
+    transport   "shared" (memory of this host) or "mpi". Ranks of several hosts meet by sockets,
+                which carry the bytes, too, unless "mpi" does
     timeout     seconds that a rank may keep the others waiting
     Errors      ValueError (shapes, ranks that disagree about size), TypeError (types), RuntimeError
                 when a rank is gone, does not come in time, or calls something else: it is named,

@@ -64,9 +64,10 @@ void read_run_flags(const Arguments& arguments, train::TrainConfig& out) {
     const bool idle =
         at_end ? out.schedule != train::Schedule::kWsd : out.schedule == train::Schedule::kConstant;
     if (!idle || !arguments.has(flag)) continue;
-    fail_usage(fmt::format("{} has no effect with --schedule {}, or leave it out; {}", flag,
-                           train::schedule_names()[static_cast<std::size_t>(out.schedule)],
-                           at_end ? "wsd goes down at its end" : "the others go down"));
+    fail_usage(
+        fmt::format("{} has no effect with --schedule {}; leave it out, or take {}", flag,
+                    train::schedule_names()[static_cast<std::size_t>(out.schedule)],
+                    at_end ? "wsd, which goes down at its end" : "another one, which goes down"));
   }
   if (out.keep_best && out.evaluate_every == 0) {
     fail_usage("--keep-best without looks at the validation text; give --evaluate-every 250");

@@ -32,9 +32,9 @@ struct Sm90BackwardTiles {
   using TileScores = SlabTile<kTileK, kTileQ>;  ///< dS^T: a row per key
   /// Consumers share out dQ [kTileQ, kDim] in parts of 64 x 64: of the queries, or of the features.
   static constexpr bool kSplitQueries = kTileQ > kWarpgroupRows;
-  /// Whether blocks take tile of keys after tile of keys.
   static constexpr Sm90BackwardTiling kTiling{
       .key_stages = Config::kKeyStages, .dropout = Config::kDropout, .ragged = Config::kRagged};
+  /// Whether blocks take tile of keys after tile of keys.
   static constexpr bool kStays = kTiling.stays();
   /// Places of what is known of tiles of keys, and whether K and V have fewer.
   static constexpr int kPlaces = kTiling.places();
